@@ -1,0 +1,99 @@
+"""Photographs: decoding to pixels, and folders with one folder a class. Both machines use it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import List, Tuple, Union
+
+import cv2
+import numpy as np
+
+from edgevit.errors import DataError
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+
+
+def read_image(path: Union[str, Path]) -> np.ndarray:
+    """Decode an image file to ``uint8 [H, W, 3]``, BGR, with its EXIF rotation applied.
+
+    Greyscale is repeated over the channels, 16 bits are scaled to 8, an alpha channel is dropped,
+    CMYK is converted. Raises :class:`DataError`, which names the file, for one that is damaged,
+    cut short or no image: a decoder would fill the missing part with grey and say nothing.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"can't read {path}: {error.strerror}") from None
+    image = None
+    if data and not _is_cut_short(data):
+        try:
+            image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+        except cv2.error:  # absurd sizes
+            image = None
+    if image is None:
+        raise DataError(f"{path} is damaged or not an image; replace or remove it")
+    return image
+
+
+def _is_cut_short(data: bytes) -> bool:
+    """Whether a JPEG or PNG ends before its end marker."""
+    if data.startswith(b"\xff\xd8"):
+        # 0xFF is escaped in the compressed data, so that a start-of-scan (DA) or end-of-image (D9)
+        # marker can't occur inside it; an embedded thumbnail's markers come before the last scan.
+        return data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda")
+    if data.startswith(b"\x89PNG"):
+        return b"IEND" not in data[-64:]
+    return False
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """Labelled images: ``root/<class>/<image>``, classes and images in name order."""
+
+    root: Path
+    classes: Tuple[str, ...]
+    paths: Tuple[Path, ...]
+    labels: Tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @classmethod
+    def scan(cls, root: Union[str, Path], classes: Tuple[str, ...] = ()) -> ImageFolder:
+        """List a folder; nothing is decoded.
+
+        With ``classes``, labels index into it and a class folder outside it is an error. Raises
+        :class:`DataError` for a missing folder, no class folders or a class without images.
+        """
+        root = Path(root)
+        if not root.is_dir():
+            raise DataError(f"{root} is not a folder; it must hold one folder of images a class")
+        folders = sorted(
+            entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+        )
+        if not folders:
+            raise DataError(f"{root} holds no class folders; put the images in {root}/<class>/")
+        unknown = [folder.name for folder in folders if classes and folder.name not in classes]
+        if unknown:
+            raise DataError(
+                f"{root} has class folders that the model was not trained on: {', '.join(unknown)}; "
+                f"remove them or train with them (known: {', '.join(classes)})"
+            )
+        names = classes or tuple(folder.name for folder in folders)
+        paths: List[Path] = []
+        labels: List[int] = []
+        for folder in folders:
+            images = sorted(
+                path
+                for path in folder.iterdir()
+                if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+            )
+            if not images:
+                raise DataError(
+                    f"class folder {folder} holds no images ({', '.join(SUFFIXES)}); "
+                    "add some or remove the folder"
+                )
+            paths += images
+            labels += [names.index(folder.name)] * len(images)
+        return cls(root, names, tuple(paths), tuple(labels))
