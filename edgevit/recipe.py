@@ -71,7 +71,6 @@ class Train:
     """How the exit heads learn. The backbone is frozen; heads are fitted on cached features."""
 
     mode: str = _one_of("heads", "what is trained", "heads")
-    flip: bool = _key(True, "also train on mirrored images")
     folds: int = _key(
         5,
         "cross-fitting folds: each training image gets a prediction by heads that never saw it",
