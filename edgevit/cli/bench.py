@@ -1,0 +1,86 @@
+"""``edgevit bench``: how much faster a bundle is than its backbone in eager PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any, Dict, List, Optional
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", metavar="BUNDLE", help="the .evb file")
+    parser.add_argument(
+        "--data",
+        metavar="FOLDER",
+        help="images to measure with, in FOLDER and below; default: the bundle's check images",
+    )
+    parser.add_argument(
+        "--engine", default="auto", help="auto, openvino or onnxruntime (default: auto)"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=0, help="CPU threads of both sides; 0: all cores (default)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="rounds of both sides in turn (default: 7)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON on standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    from edgevit.bundle import Bundle
+    from edgevit.report.benchmark import bench, load_frames
+
+    images = load_frames(Bundle.load(args.bundle), args.data) if args.data else None
+    print("Starting both sides ...", file=sys.stderr)
+    benchmark = bench(args.bundle, images, args.engine, args.threads, args.rounds, _progress)
+    report = benchmark.to_json()
+    print(json.dumps(report, indent=2) if args.json else "\n".join(_lines(report)))
+    return 0
+
+
+def _progress(done: int, total: int) -> None:
+    end = "" if sys.stderr.isatty() and done < total else "\n"
+    start = "\r" if sys.stderr.isatty() else ""
+    print(f"{start}Measured {done} of {total} turns", end=end, file=sys.stderr, flush=True)
+
+
+def _lines(report: Dict[str, Any]) -> List[str]:
+    machine, bundle, baseline = report["machine"], report["bundle"], report["baseline"]
+    shares = ", ".join(f"{100 * share:.0f} %" for share in bundle["exit_share"])
+    lines = [
+        f"{machine['cpu_model']} ({' '.join(machine['cpu_flags'])}), {report['threads']} threads, "
+        f"{report['frames']} frames, load {machine['load_1min']} before the start",
+        "",
+        f"{'latency, ms':<28}{'mean':>9}{'p50':>9}{'p90':>9}{'p99':>9}{'peak memory':>14}",
+    ]
+    if baseline is not None:
+        lines.append(_row(baseline["name"], baseline))
+    lines += [
+        _row(f"{bundle['name']} ({bundle['engine']})", bundle),
+        "",
+        f"Stages run: {bundle['mean_stages']:.2f} of {len(bundle['exit_share'])} on average; "
+        f"frames that leave at each exit: {shares}",
+        _speedup(report),
+    ]
+    return lines
+
+
+def _row(name: str, side: Dict[str, Any]) -> str:
+    figures = "".join(f"{side[f'latency_ms_{key}']:>9.2f}" for key in ("mean", "p50", "p90", "p99"))
+    return f"{name:<28}{figures}{_megabytes(side['peak_memory_bytes']):>14}"
+
+
+def _megabytes(size: Optional[int]) -> str:
+    return "unknown" if size is None else f"{size / 1e6:.0f} MB"
+
+
+def _speedup(report: Dict[str, Any]) -> str:
+    by_mean, by_median = report["speedup"], report["speedup_p50"]
+    if by_mean is None:
+        return str(report["baseline_reason"])
+    return (
+        f"{by_mean['median']:.1f} times faster by mean latency "
+        f"({by_mean['min']:.1f} to {by_mean['max']:.1f} over {len(by_mean['per_round'])} rounds); "
+        f"{by_median['median']:.1f} times by median latency"
+    )
