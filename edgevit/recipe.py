@@ -110,6 +110,12 @@ class Exits:
         "rising whole numbers of at least 1",
         lambda v: all(b >= 1 for b in v) and list(v) == sorted(set(v)),
     )
+    max_lost: float = _key(
+        0.0025,
+        "largest share of held-out training images that exits may turn from right to wrong",
+        "0 to 1",
+        lambda v: 0 <= v <= 1,
+    )
 
 
 @dataclass(frozen=True)

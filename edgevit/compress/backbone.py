@@ -34,7 +34,7 @@ def create_backbone(name: str, image_size: int, patch_size: int) -> VisionTransf
         raise ModelError(
             f"'{name}' is not a timm VisionTransformer with token outputs; choose a vit_*, deit_* or CLIP model"
         )
-    return backbone.eval()
+    return backbone.eval().requires_grad_(False)
 
 
 def load_backbone(model: recipe.Model) -> VisionTransformer:
@@ -147,7 +147,9 @@ def _check_fit(
         if key in state and state[key].shape != wanted[key].shape
     ]
     faults += [
-        f"not finite: {key}" for key, value in state.items() if not bool(torch.isfinite(value).all())
+        f"not finite: {key}"
+        for key, value in state.items()
+        if not bool(torch.isfinite(value).all())
     ]
     if faults:
         shown = "; ".join(faults[:20]) + (f"; and {len(faults) - 20} more" if faults[20:] else "")

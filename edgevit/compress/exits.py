@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -19,9 +21,7 @@ class ExitHead(nn.Module):
 
     def __init__(self, backbone: VisionTransformer, classes: int) -> None:
         super().__init__()
-        last = backbone.norm
-        self.norm = nn.LayerNorm(backbone.embed_dim, eps=last.eps)
-        self.norm.load_state_dict(last.state_dict())
+        self.norm = copy.deepcopy(backbone.norm)
         self.prefix = backbone.num_prefix_tokens
         self.has_class_token = backbone.has_class_token
         self.linear = nn.Linear(backbone.embed_dim * (2 if self.has_class_token else 1), classes)
@@ -38,6 +38,44 @@ class ExitHead(nn.Module):
         return logits
 
 
+class Embedding(nn.Module):
+    """Pixels to tokens: patch embedding, class and register tokens, position embedding.
+
+    timm does the same in methods of the whole backbone; here it is a module, so that the first stage
+    owns these parameters and nothing else. They are shared with the backbone, not copied.
+    """
+
+    def __init__(self, backbone: VisionTransformer) -> None:
+        super().__init__()
+        self.proj = backbone.patch_embed.proj
+        self.norm = backbone.patch_embed.norm
+        self.cls_token = backbone.cls_token
+        self.reg_token = backbone.reg_token
+        self.pos_embed = backbone.pos_embed
+        self.positions_cover_prefix = not backbone.no_embed_class
+        self.norm_pre = backbone.norm_pre
+
+    def forward(self, images: Tensor) -> Tensor:
+        """``uint8 [B, S, S, 3]`` RGB to tokens ``[B, N, D]``."""
+        patches = self.proj((images.float() - PIXEL_CENTER).permute(0, 3, 1, 2))
+        # As plain numbers these become constants of the exported graph, which then needs no Shape.
+        batch, channels = int(patches.shape[0]), int(patches.shape[1])
+        x = self.norm(patches.reshape(batch, channels, -1).transpose(1, 2))
+        prefix = [
+            torch.cat([token] * batch)
+            for token in (self.cls_token, self.reg_token)
+            if token is not None
+        ]
+        if self.pos_embed is None:
+            x = torch.cat([*prefix, x], dim=1)
+        elif self.positions_cover_prefix:
+            x = torch.cat([*prefix, x], dim=1) + self.pos_embed
+        else:
+            x = torch.cat([*prefix, x + self.pos_embed], dim=1)
+        tokens: Tensor = self.norm_pre(x)
+        return tokens
+
+
 class Stage(nn.Module):
     """The part of the network between two exits. Its blocks keep their numbers in the backbone, so
     that a tensor has the same name whichever stage it falls into."""
@@ -46,9 +84,7 @@ class Stage(nn.Module):
         self, backbone: VisionTransformer, first: int, last: int, classes: int, *, final: bool
     ) -> None:
         super().__init__()
-        self.backbone = [backbone] if first == 0 else []  # in a list: not a second owner of it
-        if first == 0:
-            self.patch_embed = backbone.patch_embed
+        self.embedding = Embedding(backbone) if first == 0 else None
         self.blocks = nn.ModuleDict({str(i): backbone.blocks[i] for i in range(first, last)})
         self.head = ExitHead(backbone, classes)
         self.exit_block = last
@@ -56,9 +92,8 @@ class Stage(nn.Module):
 
     def tokens(self, x: Tensor) -> Tensor:
         """``uint8 [B, S, S, 3]`` (first stage) or tokens ``[B, N, D]`` to tokens ``[B, N, D]``."""
-        for backbone in self.backbone:
-            pixels = (x.float() - PIXEL_CENTER).permute(0, 3, 1, 2)
-            x = backbone.norm_pre(backbone._pos_embed(self.patch_embed(pixels)))
+        if self.embedding is not None:
+            x = self.embedding(x)
         for block in self.blocks.values():
             x = block(x)
         return x
@@ -74,7 +109,7 @@ class Stage(nn.Module):
 
 def build_stages(
     backbone: VisionTransformer, early_exits: tuple[int, ...], classes: int
-) -> nn.ModuleList:
+) -> list[Stage]:
     """Cut ``backbone`` after each block of ``early_exits`` (from 1); the final head ends the last.
 
     The stages share the backbone's parameters. Raises :class:`RecipeError` for an exit outside it.
@@ -88,7 +123,7 @@ def build_stages(
             )
     ends = (*early_exits, depth)
     starts = (0, *early_exits)
-    return nn.ModuleList(
-        Stage(backbone, first, last, classes, final=last == depth)
+    return [
+        Stage(backbone, first, last, classes, final=last == depth).eval()
         for first, last in zip(starts, ends, strict=True)
-    ).eval()
+    ]

@@ -11,12 +11,12 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Container, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import torch
-from torch import nn
 
 from edgevit.compress.exits import Stage
 from edgevit.errors import ParityError
@@ -32,8 +32,8 @@ _MAX_ERROR = 1e-3
 def export_stage(stage: Stage, example: torch.Tensor) -> onnx.ModelProto:
     """One stage as ONNX; ``example`` is its input (uint8 ``[1, S, S, 3]`` or tokens ``[1, N, D]``)."""
     outputs = ["logits", "top1", "confidence"]
-    buffer = io.BytesIO()
-    fused = [m for m in stage.modules() if getattr(m, "fused_attn", False)]
+    buffer: Any = io.BytesIO()  # torch takes a stream, whatever its annotation says
+    fused: list[Any] = [m for m in stage.modules() if getattr(m, "fused_attn", False)]
     for module in fused:
         module.fused_attn = False  # the exporter writes scaled_dot_product_attention less plainly
     try:
@@ -47,7 +47,7 @@ def export_stage(stage: Stage, example: torch.Tensor) -> onnx.ModelProto:
                 buffer,
                 opset_version=OPSET,
                 dynamo=False,
-                input_names=["image" if stage.backbone else "tokens_in"],
+                input_names=["image" if stage.embedding is not None else "tokens_in"],
                 output_names=outputs if stage.final else ["tokens", *outputs],
             )
     finally:
@@ -64,7 +64,7 @@ def export_stage(stage: Stage, example: torch.Tensor) -> onnx.ModelProto:
 
 
 def check_parity(
-    stages: nn.ModuleList, models: Sequence[onnx.ModelProto], images: np.ndarray
+    stages: Sequence[Stage], models: Sequence[onnx.ModelProto], images: np.ndarray
 ) -> float:
     """Largest absolute difference of tokens and logits between ONNX Runtime and PyTorch.
 
@@ -91,7 +91,7 @@ def check_parity(
             with torch.inference_mode():
                 tokens = stage.tokens(truth)
                 wanted = {"tokens": tokens.numpy(), "logits": stage.head(tokens).numpy()}
-            for name in names[: -2]:
+            for name in names[:-2]:
                 for found in (alone[name], chain[name]):
                     error = float(np.abs(found - wanted[name]).max())
                     if not error <= _MAX_ERROR:
@@ -120,7 +120,7 @@ def _merge_identities(graph: onnx.GraphProto) -> None:
 
 def _name_weights(graph: onnx.GraphProto) -> None:
     """``onnx::MatMul_123`` becomes ``blocks.0.attn.qkv.weight``, after the node that reads it."""
-    names = {}
+    names: dict[str, str] = {}
     for node in graph.node:
         for name in node.input:
             if name.startswith("onnx::") and name not in names:

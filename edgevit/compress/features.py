@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
+from edgevit.compress.exits import Stage
 from edgevit.errors import DataError
 from edgevit.images import ImageFolder, read_image
 from edgevit.preprocess import Preprocess
@@ -30,7 +30,7 @@ class Features:
 
 
 def extract_features(
-    stages: nn.ModuleList,
+    stages: Sequence[Stage],
     folder: ImageFolder,
     preprocess: Preprocess,
     cache: Path,
@@ -76,7 +76,7 @@ def extract_features(
 
 
 def _extract_part(
-    stages: nn.ModuleList,
+    stages: Sequence[Stage],
     folder: ImageFolder,
     rows: Sequence[int],
     preprocess: Preprocess,
@@ -107,7 +107,7 @@ def _extract_part(
 
 
 @torch.inference_mode()
-def exit_features(stages: nn.ModuleList, images: np.ndarray) -> np.ndarray:
+def exit_features(stages: Sequence[Stage], images: np.ndarray) -> np.ndarray:
     """``uint8 [B, S, S, 3]`` RGB to ``float32 [exits, B, D]``."""
     x = torch.from_numpy(images)
     found = []

@@ -6,7 +6,6 @@ regression, whose minimum is unique. L-BFGS finds it; cross-validation chooses t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,12 +36,10 @@ def fit_head(
     labels: np.ndarray,
     classes: int,
     fold_of: np.ndarray,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FittedHead:
     """Fit one head on ``features [n, D]`` and ``labels [n]``.
 
     ``fold_of [n]`` numbers the folds from 0. The penalty with the lowest held-out log loss is kept.
-    ``progress`` gets steps done and in all.
     """
     n = len(features)
     mean = features.mean(0)
@@ -50,25 +47,20 @@ def fit_head(
     x = torch.from_numpy((features - mean) / std).float()
     y = torch.from_numpy(labels).long()
     folds = int(fold_of.max()) + 1
-    steps = len(_PENALTIES) * folds + 1
     held_out: list[Tensor] = []
     losses: list[float] = []
     starts: list[Tensor | None] = [None] * folds
-    for number, penalty in enumerate(_PENALTIES):
+    for penalty in _PENALTIES:
         logits = torch.zeros(n, classes)
         for fold in range(folds):
             inside, outside = fold_of == fold, fold_of != fold
-            solution = _logistic_regression(
-                x[outside], y[outside], classes, penalty, starts[fold]
-            )
+            solution = _logistic_regression(x[outside], y[outside], classes, penalty, starts[fold])
             starts[fold] = solution  # the next penalty's minimum is near
             logits[inside] = x[inside] @ solution[:-1] + solution[-1]
-            progress(number * folds + fold + 1, steps)
         held_out.append(logits)
         losses.append(float(functional.cross_entropy(logits, y)))
     best = int(np.argmin(losses))
     solution = _logistic_regression(x, y, classes, _PENALTIES[best], None)
-    progress(steps, steps)
     weight = solution[:-1].T.double().numpy() / std
     bias = solution[-1].double().numpy() - weight @ mean
     return FittedHead(
@@ -101,7 +93,11 @@ def _logistic_regression(
     parameters = torch.zeros(x.shape[1] + 1, classes) if start is None else start.clone()
     parameters.requires_grad_(True)
     optimizer = torch.optim.LBFGS(
-        [parameters], max_iter=200, tolerance_grad=1e-5, history_size=10, line_search_fn="strong_wolfe"
+        [parameters],
+        max_iter=200,
+        tolerance_grad=1e-5,
+        history_size=10,
+        line_search_fn="strong_wolfe",
     )
 
     def loss() -> Tensor:
