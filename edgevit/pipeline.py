@@ -15,7 +15,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +48,9 @@ from edgevit.policy import ExitPolicy
 from edgevit.preprocess import Preprocess
 from edgevit.recipe import Recipe
 from edgevit.report.benchmark import bench
+from edgevit.report.compression import Measurements, build_report
 from edgevit.report.html import write_report
-from edgevit.report.machine import machine_facts, usable_cores
+from edgevit.report.machine import usable_cores
 from edgevit.runtime.classifier import Classifier
 from edgevit.runtime.evaluate import evaluate
 
@@ -59,6 +59,8 @@ _PARITY_IMAGES = 4
 # Frames of the benchmark in the report, spread evenly over the validation images.
 _BENCHMARK_FRAMES = 64
 _BENCHMARK_ROUNDS = 5
+# The bundle before its report, and before it is known whether it is within the budget.
+_CANDIDATE = "candidate.evb"
 
 Progress = Callable[[str, int, int], None]
 
@@ -206,9 +208,9 @@ class _Run:
             )
         self.held_out_logits = np.load(done / "held_out_logits.npy", allow_pickle=False)
         with torch.inference_mode():
-            self.float_val_logits = np.stack(
+            self.float_top1 = np.stack(
                 [
-                    stage.head.linear(torch.from_numpy(values)).numpy()
+                    stage.head.linear(torch.from_numpy(values)).argmax(1).numpy()
                     for stage, values in zip(self.stages, self.val_features.values, strict=True)
                 ]
             )
@@ -297,9 +299,7 @@ class _Run:
         rows = choose_images(self.val_features.labels, target.check_images, self.recipe.train.seed)
 
         def work(folder: Path) -> None:
-            candidate = write_bundle(
-                folder / "candidate.evb", self._manifest(rows), self._files(rows)
-            )
+            candidate = write_bundle(folder / _CANDIDATE, self._manifest(rows), self._files(rows))
             total = 2 * len(self.val)
             with Classifier.load(candidate, engine=target.engine, threads=target.threads) as loaded:
                 evaluation = evaluate(
@@ -317,9 +317,10 @@ class _Run:
             np.save(folder / "top1.npy", np.array(top1).T)
 
         inputs = [asdict(target), usable_cores()]
-        self.candidate_folder = self.folder.step("evaluate", inputs, work)
-        self.evaluation = _read_json(self.candidate_folder / "evaluation.json")
-        self.bundle_top1 = np.load(self.candidate_folder / "top1.npy", allow_pickle=False)
+        done = self.folder.step("evaluate", inputs, work)
+        self.candidate = done / _CANDIDATE
+        self.evaluation = _read_json(done / "evaluation.json")
+        self.bundle_top1 = np.load(done / "top1.npy", allow_pickle=False)
 
     def benchmark(self) -> None:
         target = self.recipe.target
@@ -328,7 +329,7 @@ class _Run:
             count = len(self.val_features.paths)
             rows = np.linspace(0, count - 1, min(count, _BENCHMARK_FRAMES)).astype(int)
             measured = bench(
-                self.candidate_folder / "candidate.evb",
+                self.candidate,
                 self._pixels([self.val_features.paths[row] for row in rows]),
                 engine=target.engine,
                 threads=target.threads,
@@ -342,25 +343,48 @@ class _Run:
 
     def finish(self, allow_over_budget: bool) -> Outcome:
         """Write the report, then the bundle if it is within the budget."""
-        report = self._report()
         root = self.folder.root
+        found = self._measurements()
+        report = build_report(found)
         write_json(root / "report.json", report)
         write_report(report, root / "report.html")
-        budget = report["budget"]
         bundle = root / "bundle.evb"
-        if not budget["met"] and not allow_over_budget:
+        if not found.within_budget and not allow_over_budget:
             bundle.unlink(missing_ok=True)
             raise BudgetExceededError(
-                f"the bundle loses {report['drop_points']:.2f} points of accuracy and the budget is "
-                f"{budget['max_drop_points']:g}, so none was written; see {root / 'report.html'}, then "
-                "raise budget.max_drop_points, lower exits.max_lost or calibrate on more images"
+                f"the bundle loses {found.drop_points:.2f} points of accuracy and the budget is "
+                f"{self.recipe.budget.max_drop_points:g}, so none was written; see "
+                f"{root / 'report.html'}, then lower exits.max_lost, calibrate on more images or "
+                "raise budget.max_drop_points"
             )
-        candidate = Bundle.load(self.candidate_folder / "candidate.evb")
+        candidate = Bundle.load(self.candidate)
         files = {name: candidate.read(name) for name in candidate.manifest["files"]}
         files["report.json"] = json.dumps(report, indent=1).encode()
-        manifest = {**candidate.manifest, "over_budget": not budget["met"]}
+        manifest = {**candidate.manifest, "over_budget": not found.within_budget}
         write_bundle(bundle, manifest, files)
         return Outcome(bundle, report, root / "report.html")
+
+    def _measurements(self) -> Measurements:
+        return Measurements(
+            recipe=self.recipe,
+            classes=self.classes,
+            train_images=len(self.train_features.labels),
+            skipped=(*self.train_features.skipped, *self.val_features.skipped),
+            exit_blocks=tuple(stage.exit_block for stage in self.stages),
+            policy=self.policy,
+            labels=self.val_features.labels,
+            float_top1=self.float_top1,
+            bundle_top1=self.bundle_top1,
+            evaluation=self.evaluation,
+            benchmark=self.measured,
+            layers=self.layers,
+            macs=sum(self.macs),
+            calibration=None if self.table is None else self.table.evidence(),
+            parity=self.parity,
+            float_bytes=self.float_bytes,
+            bundle_bytes=self.candidate.stat().st_size,
+            seconds=self.folder.seconds,
+        )
 
     def _manifest(self, check_rows: np.ndarray) -> dict[str, Any]:
         model = self.recipe.model
@@ -403,84 +427,6 @@ class _Run:
             png = cv2.imencode(".png", cv2.cvtColor(image, cv2.COLOR_RGB2BGR))[1]
             files[f"check/{number:04d}.png"] = png.tobytes()
         return files
-
-    def _report(self) -> dict[str, Any]:
-        labels = self.val_features.labels
-        float_top1 = self.float_val_logits.argmax(-1)
-        blocks = [stage.exit_block for stage in self.stages]
-        accuracy = float((float_top1[-1] == labels).mean())
-        drop = 100 * (accuracy - self.evaluation["top1"])
-        shares = [count / self.evaluation["n"] for count in self.evaluation["exit_counts"]]
-        int8_macs = sum(layer["macs"] for layer in self.layers if layer["quantized"])
-        return {
-            "format": "edgevit-report",
-            "version": 1,
-            "name": Path(self.recipe.source).stem or self.recipe.model.name,
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "recipe": self.recipe.to_json(),
-            "float": {
-                "top1": accuracy,
-                "n": len(labels),
-                "exits": [
-                    {"block": block, "top1": float((top1 == labels).mean())}
-                    for block, top1 in zip(blocks, float_top1, strict=True)
-                ],
-            },
-            "bundle": {
-                **self.evaluation,
-                "exits": [
-                    {
-                        "block": block,
-                        "top1": float((found == labels).mean()),
-                        "agreement": float((found == wanted).mean()),
-                        "threshold": threshold,
-                        "share": share,
-                    }
-                    for block, found, wanted, threshold, share in zip(
-                        blocks,
-                        self.bundle_top1,
-                        float_top1,
-                        [*self.policy.thresholds, None],
-                        shares,
-                        strict=True,
-                    )
-                ],
-            },
-            "drop_points": drop,
-            "agreement": float((self.bundle_top1[-1] == float_top1[-1]).mean()),
-            "speedup": self.measured["speedup"] and self.measured["speedup"]["median"],
-            "benchmark": self.measured,
-            # The bundle before this report goes into it.
-            "size_bytes": {
-                "float": self.float_bytes,
-                "bundle": (self.candidate_folder / "candidate.evb").stat().st_size,
-            },
-            "quantization": {
-                "mode": self.recipe.quantize.mode,
-                "layers": self.layers,
-                "macs_int8_share": int8_macs / sum(self.macs),
-            },
-            "calibration": None if self.table is None else self.table.evidence(),
-            "parity": self.parity,
-            "data": {
-                "train": len(self.train_features.labels),
-                "val": len(labels),
-                "classes": list(self.classes),
-                "skipped": [
-                    str(path) for path in (*self.train_features.skipped, *self.val_features.skipped)
-                ],
-            },
-            "policy": self.policy.to_json(),
-            "budget": {
-                "max_drop_points": self.recipe.budget.max_drop_points,
-                # Both accuracies are counts of images, so this hides no real difference.
-                "met": drop <= self.recipe.budget.max_drop_points + 1e-9,
-            },
-            "steps": [
-                {"name": name, "seconds": seconds} for name, seconds in self.folder.seconds.items()
-            ],
-            "machine": machine_facts(),
-        }
 
     def _pixels(self, paths: Sequence[Path]) -> np.ndarray:
         """``uint8 [n, S, S, 3]`` RGB."""

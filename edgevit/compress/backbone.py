@@ -8,7 +8,6 @@ from typing import Any
 
 import timm
 import torch
-from timm.data import resolve_model_data_config
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 
 from edgevit import recipe
@@ -62,7 +61,7 @@ def load_backbone(model: recipe.Model) -> VisionTransformer:
 
 def data_config(backbone: VisionTransformer) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation per channel (RGB, pixels in 0 to 1) that the weights expect."""
-    config = resolve_model_data_config(backbone)
+    config: Any = backbone.pretrained_cfg
     return tuple(config["mean"]), tuple(config["std"])
 
 
