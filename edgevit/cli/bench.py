@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any, Dict, List, Optional
 
 
@@ -29,20 +28,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from edgevit.bundle import Bundle
+    from edgevit.cli.progress import progress_bars
     from edgevit.report.benchmark import bench, load_frames
 
     images = load_frames(Bundle.load(args.bundle), args.data) if args.data else None
-    print("Starting both sides ...", file=sys.stderr)
-    benchmark = bench(args.bundle, images, args.engine, args.threads, args.rounds, _progress)
+    with progress_bars() as show:
+        benchmark = bench(
+            args.bundle,
+            images,
+            args.engine,
+            args.threads,
+            args.rounds,
+            lambda done, total: show("turns measured", done, total),
+        )
     report = benchmark.to_json()
     print(json.dumps(report, indent=2) if args.json else "\n".join(_lines(report)))
     return 0
-
-
-def _progress(done: int, total: int) -> None:
-    end = "" if sys.stderr.isatty() and done < total else "\n"
-    start = "\r" if sys.stderr.isatty() else ""
-    print(f"{start}Measured {done} of {total} turns", end=end, file=sys.stderr, flush=True)
 
 
 def _lines(report: Dict[str, Any]) -> List[str]:
@@ -81,6 +82,6 @@ def _speedup(report: Dict[str, Any]) -> str:
         return str(report["baseline_reason"])
     return (
         f"{by_mean['median']:.1f} times faster by mean latency "
-        f"({by_mean['min']:.1f} to {by_mean['max']:.1f} over {len(by_mean['per_round'])} rounds); "
+        f"({by_mean['min']:.1f} to {by_mean['max']:.1f} by round); "
         f"{by_median['median']:.1f} times by median latency"
     )

@@ -186,6 +186,7 @@ def bench(
     turns: List[Turn] = []
     reason = None
     total = 2 * rounds
+    progress(0, total)
     try:
         workers["bundle"] = _Worker(
             "bundle", _bundle_side, (str(bundle_path), engine, threads), frames

@@ -100,7 +100,7 @@ def test_both_sides_run_for_real(vit_bundle: Path):
     for side in ("baseline", "bundle"):
         assert report[side]["latency_ms_p50"] > 0
         assert report[side]["peak_memory_bytes"] > 10e6
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert seen == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
     assert report["machine"]["versions"]["torch"]
     assert report["machine"]["cores_usable"] >= 1
 
@@ -257,6 +257,7 @@ def test_no_process_outlives_the_parent(tiny_bundle: Path, tmp_path: Path, how: 
     )
     try:
         assert parent.stdout is not None
+        assert parent.stdout.readline() == "0\n"
         assert parent.stdout.readline() == "1\n"
         workers = [pid for pid in children(parent.pid) if "spawn_main" in command(pid)]
         assert len(workers) == 2
