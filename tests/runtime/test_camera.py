@@ -317,11 +317,12 @@ def test_it_is_released_when_the_consumer_raises() -> None:
 
 def test_a_video_is_released_when_it_is_left_early(tmp_path: Path) -> None:
     path = write_video(tmp_path / "clip.avi", numbered(30))
-    opened_before = len(os.listdir("/proc/self/fd"))
+    opened = Path("/proc/self/fd")
+    opened_before = len(list(opened.iterdir()))
     for _ in range(5):
         with open_camera(path) as camera:
             next(camera)
-    assert len(os.listdir("/proc/self/fd")) == opened_before
+    assert len(list(opened.iterdir())) == opened_before
     assert list(camera) == []
 
 
