@@ -44,13 +44,13 @@ from edgevit.compress.steps import RunFolder, write_json
 from edgevit.compress.thresholds import choose_thresholds
 from edgevit.errors import BudgetExceededError, DataError
 from edgevit.images import ImageFolder, read_image
+from edgevit.machine import usable_cores
 from edgevit.policy import ExitPolicy
 from edgevit.preprocess import Preprocess
 from edgevit.recipe import Recipe
 from edgevit.report.benchmark import bench
 from edgevit.report.compression import Measurements, build_report
 from edgevit.report.html import write_report
-from edgevit.report.machine import usable_cores
 from edgevit.runtime.classifier import Classifier
 from edgevit.runtime.evaluate import evaluate
 

@@ -28,7 +28,7 @@ import numpy as np
 from edgevit.bundle import Bundle
 from edgevit.errors import BundleError, DataError, EdgevitError, UserError
 from edgevit.images import SUFFIXES, read_image
-from edgevit.report.machine import machine_facts, usable_cores
+from edgevit.machine import machine_facts, usable_cores
 
 BASELINE = "eager PyTorch float32"
 
@@ -400,7 +400,7 @@ def _bundle_side(path: str, engine: str, threads: int) -> _Side:
     stages = open_stages(bundle, engine=engine, threads=threads)
     cascade = Cascade(stages, bundle.policy)
     return _Side(
-        classify=lambda frame: cascade.run(frame).stages_run,
+        classify=lambda frame: cascade.run(frame).exit,
         warm_up=cascade.trace,  # all stages, whatever the frame shows
         facts={"name": bundle.name, "engine": stages.engine},
     )

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from edgevit.machine import machine_facts
 from edgevit.policy import ExitPolicy
 from edgevit.recipe import Recipe
-from edgevit.report.machine import machine_facts
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def machine_facts() -> Dict[str, Any]:
     return {
         "cpu_model": _cpu_model(),
         "architecture": platform.machine(),
-        "cpu_flags": _cpu_flags(),
+        "cpu_flags": cpu_flags(),
         "cores": os.cpu_count(),
         "cores_usable": usable_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -70,7 +70,8 @@ def _cpu_model() -> Optional[str]:
     return model or platform.processor() or None
 
 
-def _cpu_flags() -> List[str]:
+def cpu_flags() -> List[str]:
+    """Those instruction sets of this processor that decide the speed of matrix products."""
     present = (_cpuinfo("flags") or _cpuinfo("Features") or "").split()
     return [flag for flag in _FLAGS if flag in present]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgevit.report.machine import machine_facts
+from edgevit.machine import machine_facts
 
 
 def test_facts_are_this_machines():
@@ -27,7 +27,7 @@ def test_usable_cores_follow_the_affinity():
     core = min(os.sched_getaffinity(0))
     script = (
         f"import os; os.sched_setaffinity(0, {{{core}}})\n"
-        "from edgevit.report.machine import usable_cores; print(usable_cores())"
+        "from edgevit.machine import usable_cores; print(usable_cores())"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
