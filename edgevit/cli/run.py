@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, List
+from typing import TYPE_CHECKING, Callable, List
 
 if TYPE_CHECKING:
     from edgevit.runtime.live import LiveSummary
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "or v4l2:///dev/video0",
     )
     parser.add_argument(
-        "--frames", metavar="N", type=_positive, help="stop after N frames (default: at the end)"
+        "--frames", metavar="N", type=_at_least(1), help="stop after N frames (default: at the end)"
     )
     parser.add_argument(
         "--json-lines",
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine", default="auto", help="auto, openvino or onnxruntime (default: auto)"
     )
     parser.add_argument(
-        "--threads", type=int, default=0, help="CPU threads; 0: all cores (default)"
+        "--threads", type=_at_least(0), default=0, help="CPU threads; 0: all cores (default)"
     )
 
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     ) as classifier, open_camera(args.source) as camera:
         sink = JsonLinesSink(sys.stdout) if args.json_lines else terminal_sink(sys.stdout)
         summary = run_live(camera, classifier, [sink], args.frames)
-    print("\n".join(_lines(summary)), file=sys.stderr)
+    print("\n".join(_lines(summary, classifier.engine)), file=sys.stderr)
     if summary.failed_sinks:
         # What could not be written is still in the buffer; without this Python tries once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -61,14 +61,18 @@ def run(args: argparse.Namespace) -> int:
     return _INTERRUPTED if summary.stopped_by == "SIGINT" else 0
 
 
-def _positive(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if not number:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+def _at_least(minimum: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < minimum:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a whole number of at least {minimum}"
+            )
+        return int(text)
+
     return number
 
 
-def _lines(summary: LiveSummary) -> List[str]:
+def _lines(summary: LiveSummary, engine: str) -> List[str]:
     reason = {
         "end": "the source ended",
         "frames": "as many as asked for",
@@ -80,7 +84,7 @@ def _lines(summary: LiveSummary) -> List[str]:
     lines = [f"{frames} in {summary.seconds:.1f} s, {summary.fps:.1f} fps ({reason})"]
     if summary.latency_ms is not None:
         lines.append(
-            f"Stages run: {summary.mean_stages:.2f} on average; latency "
+            f"Stages run: {summary.mean_stages:.2f} on average; latency on {engine} "
             f"p50 {summary.latency_ms.p50:.1f} ms, p90 {summary.latency_ms.p90:.1f} ms, "
             f"p99 {summary.latency_ms.p99:.1f} ms"
         )

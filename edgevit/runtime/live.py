@@ -9,15 +9,13 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import TYPE_CHECKING, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from edgevit.runtime.camera import Camera, Frame
+from edgevit.runtime.classifier import Result
 from edgevit.runtime.sinks import Sink
-
-if TYPE_CHECKING:
-    from edgevit.runtime.classifier import Result
 
 _log = logging.getLogger(__name__)
 

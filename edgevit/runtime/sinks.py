@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Deque, Optional, Protocol, TextIO
+from typing import Deque, Optional, Protocol, TextIO
 
 from edgevit.runtime.camera import Frame
-
-if TYPE_CHECKING:
-    from edgevit.runtime.classifier import Result
+from edgevit.runtime.classifier import Result
 
 _REFRESH_S = 0.1
 _FPS_FRAMES = 30

@@ -113,6 +113,7 @@ def test_each_engine_gives_the_same_labels(tiny_bundle: Path, clip: Path, engine
     assert [(line["label"], line["exit"]) for line in objects(out)] == [
         decide(frame)[:2] for frame in PICTURES
     ]
+    assert f"latency on {engine} p50" in err
 
 
 def test_plain_lines_without_a_terminal(tiny_bundle: Path, clip: Path) -> None:
@@ -226,11 +227,13 @@ def test_a_damaged_picture_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("count", ["0", "-1", "many", "1.5"])
-def test_a_number_of_frames_that_is_none(tiny_bundle: Path, clip: Path, count: str) -> None:
-    status, out, err = run(tiny_bundle, clip, f"--frames={count}")
+@pytest.mark.parametrize(
+    "option", ["--frames=0", "--frames=-1", "--frames=many", "--frames=1.5", "--threads=-1"]
+)
+def test_a_number_that_cannot_be_meant(tiny_bundle: Path, clip: Path, option: str) -> None:
+    status, out, err = run(tiny_bundle, clip, option)
     assert (status, out) == (2, "")
-    assert "is not a whole number of at least 1" in err
+    assert "is not a whole number of at least" in err
 
 
 def test_the_shared_clip_runs_to_its_end(tiny_bundle: Path, shared: Path) -> None:
