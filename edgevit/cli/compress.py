@@ -64,6 +64,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def interrupted(args: argparse.Namespace) -> str:
+    """What Ctrl-C leaves."""
+    return f"finished steps are kept in {args.out}; add --resume to go on"
+
+
 def summary(report: dict[str, Any]) -> list[str]:
     """The report in a few lines for a terminal."""
     found, baseline = report["bundle"], report["float"]

@@ -1,0 +1,5 @@
+import sys
+
+from edgevit.cli import main
+
+sys.exit(main())
