@@ -71,6 +71,7 @@ def evaluate(
             if not skip_corrupt:
                 raise DataError(f"{error}, or skip such images on purpose") from None
             skipped.append(path)
+            progress(number + 1, len(folder))
             continue
         result = classifier(frame)
         right += result.index == label
