@@ -87,7 +87,9 @@ class ImageFolder:
             images = sorted(
                 path
                 for path in folder.iterdir()
-                if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+                if path.suffix.lower() in SUFFIXES
+                and not path.name.startswith(".")
+                and not path.is_dir()
             )
             if not images:
                 raise DataError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Dict, Tuple
 
@@ -45,15 +44,12 @@ class ExitPolicy:
             not isinstance(thresholds, list)
             or len(thresholds) != early_exits
             or not all(
-                isinstance(t, (int, float))
-                and not isinstance(t, bool)
-                and math.isfinite(t)
-                and t >= 0
+                isinstance(t, (int, float)) and not isinstance(t, bool) and 0 <= t <= NEVER
                 for t in thresholds
             )
         ):
             raise BundleError(
-                f"manifest: 'policy.thresholds' must be {early_exits} numbers of at least 0, "
-                f"one for each early exit; make the bundle again"
+                f"manifest: 'policy.thresholds' must be {early_exits} numbers from 0 to {NEVER:g} (never), "
+                "one for each early exit; make the bundle again"
             )
         return cls(tuple(float(t) for t in thresholds))
