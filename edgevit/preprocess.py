@@ -54,10 +54,14 @@ class Preprocess:
             top, left = (height - side) // 2, (width - side) // 2
             frame_bgr = frame_bgr[top : top + side, left : left + side]
             height = width = side
-        if (height, width) != (self.size, self.size):
-            shrinks = min(height, width) > self.size
-            how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-            frame_bgr = cv2.resize(frame_bgr, (self.size, self.size), interpolation=how)
+        shrunk = (min(width, self.size), min(height, self.size))
+        if shrunk != (width, height):
+            # Area averaging is only that where no axis grows, hence two steps for a squash of both.
+            frame_bgr = cv2.resize(frame_bgr, shrunk, interpolation=cv2.INTER_AREA)
+        if shrunk != (self.size, self.size):
+            frame_bgr = cv2.resize(
+                frame_bgr, (self.size, self.size), interpolation=cv2.INTER_LINEAR
+            )
         return cv2.cvtColor(frame_bgr, cv2.COLOR_BGR2RGB)
 
     @property
@@ -80,7 +84,7 @@ class Preprocess:
                 std=_triple(value["std"]),
             )
             recorded = value["hash"]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BundleError(
                 f"manifest: 'preprocess' is not a preprocessing specification ({error!r}); "
                 "make the bundle again"
@@ -101,6 +105,8 @@ def _whole(value: Any) -> int:
 
 
 def _triple(value: Any) -> Tuple[float, float, float]:
+    if not isinstance(value, (list, tuple)) or not all(type(v) in (int, float) for v in value):
+        raise ValueError(f"{value!r} is not a list of numbers")
     red, green, blue = (float(v) for v in value)
     if not all(math.isfinite(v) for v in (red, green, blue)):
         raise ValueError(f"{value!r} is not finite")
