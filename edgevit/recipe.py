@@ -233,6 +233,8 @@ def _parse_toml(text: str, name: str) -> Dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{name} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise RecipeError(f"{name} is not valid TOML: nested too deeply") from None
 
 
 def _parse_override(override: str) -> Tuple[str, str, Any]:
@@ -243,10 +245,10 @@ def _parse_override(override: str) -> Tuple[str, str, Any]:
     if section not in SECTIONS:
         raise RecipeError(f"--set {override}: {_unknown(section, SECTIONS, 'section')}")
     try:
-        value = _parse_toml(f"value = {raw}", "")["value"]
+        table = _parse_toml(f"value = {raw}", "")
     except RecipeError:
-        value = raw  # a bare word: the shell has eaten the quotes
-    return section, key, value
+        return section, key, raw  # a bare word: the shell has eaten the quotes
+    return section, key, table["value"] if len(table) == 1 else raw
 
 
 def _unknown(name: str, known: Iterable[str], kind: str) -> str:
@@ -281,7 +283,10 @@ def _checked(section: str, key: str, value: Any, where: str, base: Path) -> Any:
             f"{where}: {dotted} = {value!r} is not allowed; use {metadata['allowed']}"
         )
     if metadata["path"] and value:
-        value = str((base / Path(value).expanduser()).resolve())
+        try:
+            value = str((base / Path(value).expanduser()).resolve())
+        except (RuntimeError, ValueError) as error:  # ~nobody; a zero byte
+            raise RecipeError(f"{where}: {dotted} = {value!r} is no path: {error}") from None
     return value
 
 
@@ -293,17 +298,24 @@ class _Origin:
     text: str
 
     def of(self, section: str, key: str = "") -> str:
-        inside = False
-        found: List[int] = []
+        """Where ``section.key`` is written, or else its section, or else the file alone."""
+        wanted = [section, key] if key else [section]
+        table: List[str] = []
+        best_number, best_depth = 0, 0
         for number, line in enumerate(self.text.splitlines(), 1):
-            header = re.match(r"\s*\[\s*[\"']?([\w-]+)[\"']?\s*[\].]", line)
+            header = re.match(r"\s*\[+([^\]=]+)\]", line)
+            assigned = re.match(r"([^=#\[]+)=", line)
             if header:
-                inside = header.group(1) == section
-                if inside and not key:
-                    found.append(number)
-            dotted = re.match(rf"\s*{re.escape(section)}\s*(\.\s*{re.escape(key)}\s*)?=", line)
-            if (
-                inside and key and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line)
-            ) or dotted:
-                found.append(number)
-        return f"{self.path}, line {found[0]}" if found else str(self.path)
+                name = table = _parts(header.group(1))
+            elif assigned:
+                name = table + _parts(assigned.group(1))
+            else:
+                continue
+            depth = min(len(name), len(wanted))
+            if depth > best_depth and name[:depth] == wanted[:depth]:
+                best_number, best_depth = number, depth
+        return f"{self.path}, line {best_number}" if best_number else str(self.path)
+
+
+def _parts(dotted: str) -> List[str]:
+    return [part.strip(" \t\"'") for part in dotted.split(".")]
