@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import struct
 import tempfile
 import zipfile
 from dataclasses import dataclass
@@ -34,6 +35,18 @@ _MAX_FILES = 10_000
 _MAX_FILE_BYTES = 4 << 30
 _MAX_MANIFEST_BYTES = 16 << 20
 _CHUNK = 1 << 20
+# What zipfile raises for an archive that is cut short or altered, in one Python version or another.
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+)
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
 
 
@@ -83,7 +96,7 @@ class Bundle:
                 manifest = _read_manifest(path, archive)
                 for name in manifest["files"]:
                     _read_verified(path, archive, manifest["files"], name, keep=False)
-        except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+        except _UNREADABLE as error:
             raise BundleError(
                 f"{path} is cut short or not a bundle ({error}); copy or make it again"
             ) from None
@@ -94,7 +107,7 @@ class Bundle:
         try:
             with zipfile.ZipFile(self.path) as archive:
                 return _read_verified(self.path, archive, self.manifest["files"], name, keep=True)
-        except (zipfile.BadZipFile, EOFError, OSError, KeyError) as error:
+        except _UNREADABLE as error:
             raise BundleError(
                 f"{self.path}: '{name}' can't be read any more ({error}); copy the bundle again"
             ) from None
@@ -102,7 +115,7 @@ class Bundle:
     @classmethod
     def _from_manifest(cls, path: Path, manifest: Dict[str, Any]) -> Bundle:
         try:
-            labels = tuple(_text(label) for label in manifest["labels"])
+            labels = tuple(_text(label) for label in _list(manifest["labels"]))
             stages = tuple(
                 Stage(
                     file=_listed(manifest, stage["file"]),
@@ -110,13 +123,15 @@ class Bundle:
                     precision=_text(stage["precision"]),
                     macs=_count(stage["macs"]),
                 )
-                for stage in manifest["stages"]
+                for stage in _list(manifest["stages"])
             )
             if not labels or not stages:
                 raise ValueError("no labels or no stages")
+            if len(set(labels)) != len(labels):
+                raise ValueError("a label twice")
             check_images = tuple(
                 CheckImage(_listed(manifest, image["file"]), _index(image["label"], labels))
-                for image in manifest["check_images"]
+                for image in _list(manifest["check_images"])
             )
             return cls(
                 path=path,
@@ -215,7 +230,7 @@ def _read_manifest(path: Path, archive: zipfile.ZipFile) -> Dict[str, Any]:
         ) from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise BundleError(f"{path}: {MANIFEST} is not an edgevit manifest; give a .evb file")
-    if manifest.get("version") != VERSION:
+    if type(manifest.get("version")) is not int or manifest["version"] != VERSION:
         raise BundleError(
             f"{path} has bundle version {manifest.get('version')!r} and this edgevit reads {VERSION}; "
             "install the edgevit that made it, or make the bundle again"
@@ -250,13 +265,19 @@ def _read_verified(
                 size += len(chunk)
                 if keep:
                     kept.append(chunk)
-    except (zipfile.BadZipFile, EOFError) as error:
+    except _UNREADABLE as error:
         raise BundleError(f"{path}: '{name}' is damaged ({error}); copy the bundle again") from None
     if size != entry["bytes"] or digest.hexdigest() != entry["sha256"]:
         raise BundleError(
             f"{path}: '{name}' is not what {MANIFEST} says (its hash differs); copy the bundle again"
         )
     return b"".join(kept)
+
+
+def _list(value: Any) -> List[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r} is not a list")
+    return value
 
 
 def _text(value: Any) -> str:
