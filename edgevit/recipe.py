@@ -228,7 +228,13 @@ def _parse_toml(text: str, name: str) -> Dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
-        import tomli as tomllib
+        try:
+            import tomli as tomllib
+        except ImportError:  # a device, which reads bundles and no recipes
+            raise RecipeError(
+                f"can't read {name}: before Python 3.11 that needs 'tomli'; "
+                "pip install 'edgevit[workstation]'"
+            ) from None
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
