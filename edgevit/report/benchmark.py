@@ -14,10 +14,11 @@ import contextlib
 import math
 import multiprocessing
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
@@ -46,6 +47,13 @@ _REWARM_FRAMES = 3
 _SETTLE_S = 0.3
 # Longer than any start or turn takes; a worker that is silent for so long hangs.
 _ANSWER_S = 900.0
+
+# What a worker's interpreter runs, with the caller's import path and its end of the pipe.
+_CHILD = """import sys
+descriptor, *sys.path = sys.argv[1:]
+from edgevit.report.benchmark import _serve
+_serve(int(descriptor))
+"""
 
 # Runs one frame (uint8 [S, S, 3] RGB) and returns how many stages it took.
 _Classify = Callable[[np.ndarray], int]
@@ -188,24 +196,20 @@ def bench(
     total = 2 * rounds
     progress(0, total)
     try:
-        workers["bundle"] = _Worker(
-            "bundle", _bundle_side, (str(bundle_path), engine, threads), frames
-        )
-        facts = {"bundle": workers["bundle"].answer()}
-        workers["baseline"] = _Worker(
-            "baseline",
-            _baseline_side,
-            (
-                bundle.manifest.get("model"),
-                len(bundle.labels),
-                bundle.preprocess.mean,
-                bundle.preprocess.std,
-                threads,
-            ),
-            frames,
+        workers["bundle"] = _Worker("bundle")
+        arguments: Tuple[Any, ...] = (str(bundle_path), engine, threads)
+        facts = {"bundle": workers["bundle"].prepare(_bundle_side, arguments, frames)}
+        workers["baseline"] = _Worker("baseline")
+        spec = bundle.preprocess
+        arguments = (
+            bundle.manifest.get("model"),
+            len(bundle.labels),
+            spec.mean,
+            spec.std,
+            threads,
         )
         try:
-            facts["baseline"] = workers["baseline"].answer()
+            facts["baseline"] = workers["baseline"].prepare(_baseline_side, arguments, frames)
         except _CannotRunError as error:
             reason = str(error)
             workers.pop("baseline").close()
@@ -290,27 +294,35 @@ def _check_request(bundle: Bundle, frames: np.ndarray, threads: int, rounds: int
 class _Worker:
     """The parent's end of one side's process."""
 
-    def __init__(
-        self, side: str, build: Callable[..., _Side], arguments: Tuple[Any, ...], frames: np.ndarray
-    ) -> None:
+    def __init__(self, side: str) -> None:
         self._side = side
-        # "spawn": a fork would inherit torch and its thread pools from a parent that has used them.
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(theirs, build, arguments, frames), daemon=True
-        )
-        # Ctrl-C reaches every process of the terminal. The child is born with SIGINT blocked: the
-        # parent alone answers it, and ends the child. The tracker would unblock it if started late.
-        resource_tracker.ensure_running()
+        self._pipe, theirs = multiprocessing.Pipe()
+        # A fresh interpreter. A fork would inherit torch's locks and thread pools from a parent that
+        # has used them; multiprocessing's "spawn" would run the caller's script a second time.
+        # Ctrl-C reaches every process of the terminal: the child is born with SIGINT blocked, so
+        # that the parent alone answers it, and ends the child.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self._process.start()
+            self._process = subprocess.Popen(  # noqa: S603 - our interpreter and our text
+                [sys.executable, "-c", _CHILD, str(theirs.fileno()), *sys.path],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # standard error: the caller's standard output may be JSON
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         theirs.close()  # so that the child's death reads as the end of the pipe
 
-    def ask(self, what: str) -> Any:
+    def prepare(
+        self, build: Callable[..., _Side], arguments: Tuple[Any, ...], frames: np.ndarray
+    ) -> Dict[str, Any]:
+        """Have the side built and warmed up; its facts."""
+        # The frames are more than a pipe holds: a child that never came to read them would block
+        # the send for ever.
+        self.answer()
+        return dict(self.ask((build, arguments, frames)))
+
+    def ask(self, what: object) -> Any:
         with contextlib.suppress(OSError):  # dead: its answer says how it ended
             self._pipe.send(what)
         return self.answer()
@@ -325,8 +337,9 @@ class _Worker:
                 )
             answer = self._pipe.recv()
         except (EOFError, OSError):
-            self._process.join(5)
-            raise EdgevitError(_epitaph(self._side, self._process.exitcode)) from None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+            raise EdgevitError(_epitaph(self._side, self._process.returncode)) from None
         if isinstance(answer, EdgevitError):
             raise answer
         return answer
@@ -335,8 +348,7 @@ class _Worker:
         """End the process, whatever it does."""
         self._pipe.close()
         self._process.kill()
-        self._process.join()
-        self._process.close()
+        self._process.wait()
 
 
 def _epitaph(side: str, exitcode: Optional[int]) -> str:
@@ -352,15 +364,13 @@ def _epitaph(side: str, exitcode: Optional[int]) -> str:
     return f"the {side}'s process ended early with status {exitcode}; its message is above"
 
 
-def _serve(
-    pipe: Connection,
-    build: Callable[..., _Side],
-    arguments: Tuple[Any, ...],
-    frames: np.ndarray,
-) -> None:
+def _serve(descriptor: int) -> None:
     """The worker: build, warm up, then one turn for every "turn" until "finish"."""
+    pipe = Connection(descriptor)
     try:
         try:
+            pipe.send("here")
+            build, arguments, frames = pipe.recv()
             side = build(*arguments)
             for frame in frames[:_WARM_UP_FRAMES]:
                 side.warm_up(frame)

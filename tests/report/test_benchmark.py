@@ -227,21 +227,20 @@ def test_a_worker_that_fails_is_an_error_and_leaves_no_process(
     before = children(os.getpid())
     with pytest.raises(EdgevitError, match=message):
         bench(tiny_bundle, FRAMES, rounds=2)
-    # The resource tracker of multiprocessing stays as long as this process; no worker does.
-    assert not [pid for pid in children(os.getpid()) - before if "spawn_main" in command(pid)]
+    assert not [pid for pid in children(os.getpid()) - before if "_serve" in command(pid)]
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_outlives_the_parent(tiny_bundle: Path, tmp_path: Path, how: signal.Signals):
     script = tmp_path / "endless.py"
     script.write_text(
+        # No `if __name__ == "__main__"`: a worker must not run its caller's script again.
         "from tests.report import test_benchmark as t\n"
         "from edgevit.report import benchmark\n"
-        "if __name__ == '__main__':\n"
-        "    benchmark._bundle_side = t._bundle_that_logs\n"
-        "    benchmark._baseline_side = t._baseline_that_logs\n"
-        "    report = lambda done, total: print(done, flush=True)\n"
-        f"    benchmark.bench({str(tiny_bundle)!r}, t.FRAMES, rounds=10_000, progress=report)\n"
+        "benchmark._bundle_side = t._bundle_that_logs\n"
+        "benchmark._baseline_side = t._baseline_that_logs\n"
+        "report = lambda done, total: print(done, flush=True)\n"
+        f"benchmark.bench({str(tiny_bundle)!r}, t.FRAMES, rounds=10_000, progress=report)\n"
     )
     parent = subprocess.Popen(
         [sys.executable, str(script)],
@@ -259,7 +258,7 @@ def test_no_process_outlives_the_parent(tiny_bundle: Path, tmp_path: Path, how: 
         assert parent.stdout is not None
         assert parent.stdout.readline() == "0\n"
         assert parent.stdout.readline() == "1\n"
-        workers = [pid for pid in children(parent.pid) if "spawn_main" in command(pid)]
+        workers = [pid for pid in children(parent.pid) if "_serve" in command(pid)]
         assert len(workers) == 2
         if how == signal.SIGINT:
             os.killpg(parent.pid, how)  # as a terminal does: to every process
