@@ -23,7 +23,8 @@ class OpenVinoStage:
     def __init__(self, compiled: Any, where: str, first: bool, final: bool) -> None:
         self._compiled = compiled
         inputs = [port.get_any_name() for port in compiled.inputs]
-        outputs = [port.get_any_name() for port in compiled.outputs]
+        # A port bears more than one name where OpenVINO removed a node, and any of them reads it.
+        outputs = [name for port in compiled.outputs for name in port.get_names()]
         names = output_names(where, inputs, outputs, first, final)
         self._request = compiled.create_infer_request()
         tensors = [self._request.get_tensor(name) for name in names]
