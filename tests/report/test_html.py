@@ -118,6 +118,7 @@ REPORT = {
     "machine": {"cpu_model": "Some CPU", "versions": {"torch": "2.14.1"}},
     "budget": {"max_drop_points": 1.5, "met": True},
     "policy": {"score": "max_softmax", "thresholds": [0.8125]},
+    "parity": {"max_abs_error": 2.5e-5, "images": 16},
 }
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -178,6 +179,7 @@ def test_the_figures_are_on_the_page():
         "class0, class1, class2, class3, class4, class5, class6, class7 and 4 more",
         "features 12.3 s",
         "torch 2.14.1",
+        "max abs error 2.5e-05",
     ):
         assert words in text, words
 
