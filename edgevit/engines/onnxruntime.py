@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
 
 from edgevit.bundle import Bundle
 from edgevit.engines.stage import StageOutput, output_names
@@ -24,7 +27,9 @@ _INT8_OPERATORS = {
     "QLinearMatMul",
     "ConvInteger",
 }
-_FLOAT_OPERATORS = {"Conv", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm"}
+_FLOAT_OPERATORS = {"Conv", "FusedConv", "FusedGemm", "Gemm"}
+# Layers where one side is weights, attention where both are activations.
+_FLOAT_PRODUCTS = {"FusedMatMul", "MatMul"}
 
 
 class OnnxRuntimeStage:
@@ -55,26 +60,27 @@ class OnnxRuntimeStage:
         return StageOutput(int(top1[0]), float(confidence[0]), logits[0], tokens)
 
     def linear_layers(self) -> List[Tuple[str, bool]]:
-        """Read off the graph as ONNX Runtime rewrote it; needs the package ``onnx`` to read."""
-        import onnx
-
+        """Read off the profile of one run, so that these are the kernels that ran."""
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "optimized.onnx"
-            self._open(str(path))
-            graph = onnx.load(path).graph
-        weights = {initializer.name for initializer in graph.initializer}
+            session = self._open(profile=str(Path(folder) / "run"))
+            (port,) = session.get_inputs()
+            kind = np.uint8 if port.type == "tensor(uint8)" else np.float32
+            session.run(None, {port.name: np.zeros(port.shape, kind)})
+            events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
         found = []
-        for node in graph.node:
-            if node.op_type in _INT8_OPERATORS:
-                found.append((node.op_type, True))
-            elif node.op_type in _FLOAT_OPERATORS or (
-                # A product of two activations is attention, not a layer.
-                node.op_type == "MatMul" and not weights.isdisjoint(node.input)
+        for event in events:
+            if event["cat"] != "Node" or not event["name"].endswith("_kernel_time"):
+                continue
+            operator = event["args"]["op_name"]
+            if operator in _INT8_OPERATORS:
+                found.append((operator, True))
+            elif operator in _FLOAT_OPERATORS or (
+                operator in _FLOAT_PRODUCTS and _has_weights(event["args"]["input_type_shape"])
             ):
-                found.append((node.op_type, False))
+                found.append((operator, False))
         return found
 
-    def _open(self, optimized_path: str = "") -> Any:
+    def _open(self, profile: str = "") -> Any:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -83,7 +89,9 @@ class OnnxRuntimeStage:
         # of the next stage: on two cores the chain ran 2.5 times slower.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 3  # errors; its warnings speak of graph rewriting
-        options.optimized_model_filepath = optimized_path
+        if profile:
+            options.enable_profiling = True
+            options.profile_file_prefix = profile
         return onnxruntime.InferenceSession(
             self._graph,
             options,
@@ -106,6 +114,14 @@ def open_stages(bundle: Bundle, threads: int) -> List[OnnxRuntimeStage]:
         )
         for number, stage in enumerate(bundle.stages)
     ]
+
+
+def _has_weights(inputs: List[Dict[str, List[int]]]) -> bool:
+    """Whether the second factor is weights: a matrix, or repacked and so not among the inputs.
+
+    In attention both factors have batch and head dimensions.
+    """
+    return len(inputs) < 2 or all(len(shape) == 2 for shape in inputs[1].values())
 
 
 def _short(error: Exception) -> str:
