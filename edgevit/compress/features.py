@@ -60,7 +60,6 @@ def extract_features(
         with np.load(part, allow_pickle=False) as saved:
             values.append(saved["values"])
             kept += saved["kept"].tolist()
-        progress(rows.stop, len(folder))
     labels = np.array([folder.labels[i] for i in kept], np.int64)
     for index in set(folder.labels) - set(labels.tolist()):
         raise DataError(

@@ -64,7 +64,7 @@ def fit_head(
     weight = solution[:-1].T.double().numpy() / std
     bias = solution[-1].double().numpy() - weight @ mean
     return FittedHead(
-        weight.astype(np.float32),
+        np.ascontiguousarray(weight, np.float32),
         bias.astype(np.float32),
         held_out[best].numpy(),
         _PENALTIES[best],
