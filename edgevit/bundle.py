@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple, Union
 
 from edgevit.errors import BundleError
+from edgevit.images import is_label
 from edgevit.policy import ExitPolicy
 from edgevit.preprocess import Preprocess
 
@@ -223,7 +224,8 @@ def _read_manifest(path: Path, archive: zipfile.ZipFile) -> Dict[str, Any]:
     if archive.getinfo(MANIFEST).file_size > _MAX_MANIFEST_BYTES:
         raise BundleError(f"{path}: {MANIFEST} is larger than {_MAX_MANIFEST_BYTES} bytes")
     try:
-        manifest = json.loads(archive.read(MANIFEST).decode("utf-8"))
+        text = archive.read(MANIFEST).decode("utf-8")
+        manifest = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         raise BundleError(
             f"{path}: {MANIFEST} is not JSON; copy or make the bundle again"
@@ -274,6 +276,11 @@ def _read_verified(
     return b"".join(kept)
 
 
+def _no_constant(name: str) -> None:
+    """Python would read NaN and Infinity, which JSON does not have, and write them again."""
+    raise ValueError(f"{name} is not JSON")
+
+
 def _list(value: Any) -> List[Any]:
     if not isinstance(value, list):
         raise ValueError(f"{value!r} is not a list")
@@ -281,7 +288,7 @@ def _list(value: Any) -> List[Any]:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not is_label(value):
         raise ValueError(f"{value!r} is not text")
     return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Tuple, Union
@@ -47,6 +48,15 @@ def _is_cut_short(data: bytes) -> bool:
     return False
 
 
+def is_label(name: str) -> bool:
+    """Whether ``name`` can be a class's: not empty, and safe to print in any script and encode.
+
+    Control characters would let a bundle write to the terminal of who runs it; surrogates stand for
+    file names that are not UTF-8.
+    """
+    return bool(name) and not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name)
+
+
 @dataclass(frozen=True)
 class ImageFolder:
     """Labelled images: ``root/<class>/<image>``, classes and images in name order."""
@@ -74,6 +84,12 @@ class ImageFolder:
         )
         if not folders:
             raise DataError(f"{root} holds no class folders; put the images in {root}/<class>/")
+        for folder in folders:
+            if not is_label(folder.name):
+                raise DataError(
+                    f"class folder {str(folder)!r} has control characters in its name or is not UTF-8; "
+                    "rename it"
+                )
         unknown = [folder.name for folder in folders if classes and folder.name not in classes]
         if unknown:
             raise DataError(

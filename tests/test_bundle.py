@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any, Callable
@@ -472,3 +473,92 @@ def test_every_key_is_needed(path: Path, key: str) -> None:
     del value[key]
     bundle_of(path, value)
     assert key in refusal(path)
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to every value inside a manifest."""
+    if not isinstance(value, (dict, list)):
+        return [at]
+    inside = value.items() if isinstance(value, dict) else enumerate(value)
+    return [at, *(way for key, item in inside for way in places(item, (*at, key)))]
+
+
+ANY_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from([10**400, -1, 2**63, "stages/1.onnx", "center", "../x", "\x00", "\ud800"]),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(way=st.sampled_from(places(whole_manifest())), value=ANY_JSON)
+def test_any_value_anywhere_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, way: tuple[Any, ...], value: Any
+) -> None:
+    """Never another exception; and what is read is fit to be printed and indexed."""
+    changed = holder = json.loads(json.dumps({"manifest": whole_manifest()}))
+    for key in ("manifest", *way)[:-1]:
+        holder = holder[key]
+    holder[("manifest", *way)[-1]] = value
+    path = bundle_of(tmp_path_factory.mktemp("any") / "any.evb", changed["manifest"])
+    try:
+        bundle = Bundle.load(path)
+    except BundleError:
+        return
+    json.dumps(bundle.manifest, allow_nan=False)
+    for text in (bundle.name, *bundle.labels, *(stage.precision for stage in bundle.stages)):
+        text.encode("utf-8")
+        assert not any(character in text for character in "\n\r\x00\x1b")
+    assert len(bundle.policy.thresholds) == len(bundle.stages) - 1
+    for image in bundle.check_images:
+        assert bundle.labels[image.label]
+        bundle.read(image.file)
+
+
+@pytest.mark.parametrize("label", ["", "two\nlines", "\x1b[31mred", "bell\x07", "\ud800"])
+def test_a_label_that_would_spoil_a_terminal_is_refused(path: Path, label: str) -> None:
+    bundle_of(path, whole_manifest(labels=["cat", label]))
+    assert "make the bundle again" in refusal(path)
+
+
+@pytest.mark.parametrize("label", ["Löwe", "猫", "می‌خواهم", "👩‍🌾", "two words", "a/b"])
+def test_a_label_may_be_in_any_script(path: Path, label: str) -> None:
+    assert Bundle.load(bundle_of(path, whole_manifest(labels=["cat", label]))).labels[1] == label
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_what_json_does_not_have_is_refused(path: Path, number: str) -> None:
+    text = json.dumps(whole_manifest(extra="HERE")).replace('"HERE"', number)
+    write_zip(path, [("manifest.json", text.encode()), *FILES.items()])
+    assert "is not JSON" in refusal(path)
+
+
+def test_a_kill_at_any_moment_leaves_one_whole_bundle(path: Path) -> None:
+    """A process that writes without end, killed again and again."""
+    script = (
+        "import sys\n"
+        "from tests.test_bundle import *\n"
+        "files = {**FILES, 'large': bytes(4_000_000)}\n"
+        "for number in range(10**9):\n"
+        "    write_bundle(Path(sys.argv[1]), {**manifest(), 'name': str(number)}, files)\n"
+        "    print(number, flush=True)\n"
+    )
+    root = Path(__file__).resolve().parents[1]
+    for moment in range(5):
+        with subprocess.Popen(
+            [sys.executable, "-c", script, str(path)], cwd=root, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            finished = int(process.stdout.readline())
+            time.sleep(0.006 * moment)
+            process.kill()
+            finished = int((process.stdout.read().split() or [str(finished)])[-1])
+        # The one after the last that was reported may have got its name already.
+        assert int(Bundle.load(path).name) in (finished, finished + 1)

@@ -274,3 +274,12 @@ def test_folders_that_hold_no_classes(tmp_path: Path) -> None:
     for root in (tmp_path / "missing", tmp_path / "flat", tmp_path / "flat/1.jpg"):
         with pytest.raises(DataError, match=str(root)):
             ImageFolder.scan(root)
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "\x1b[31mred", "not-utf-8-\udcff"])
+def test_a_class_that_could_not_be_printed_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "a.png").write_bytes(b"")
+    with pytest.raises(DataError, match="rename it") as caught:
+        ImageFolder.scan(tmp_path)
+    assert str(caught.value).isprintable()
