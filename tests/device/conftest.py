@@ -94,7 +94,8 @@ def environment_with(requirements: list[str], python: str) -> str:
         if not whole.exists():
             shutil.rmtree(folder, ignore_errors=True)
             run_or_fail(python, "-m", "venv", str(folder))
-            run_or_fail(str(folder / "bin/python"), "-m", "pip", "install", *requirements)
+            install = ("-m", "pip", "install", "--only-binary=:all:")
+            run_or_fail(str(folder / "bin/python"), *install, *requirements)
             whole.touch()
     return str(folder / "bin/python")
 

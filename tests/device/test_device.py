@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from pathlib import Path
 
 import cv2
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgevit.policy import ExitPolicy
-from tests.device.conftest import ROOT, Device
+from tests.device.conftest import ROOT, Device, environment_with, find_python38
 from tests.tiny_bundle import GAINS, LABELS, expected, picture
 
 WORKSTATION = ("compress", "deploy", "report", "pipeline")
@@ -157,3 +158,39 @@ def test_a_damaged_bundle_is_one_line(device: Device, tiny_bundle: Path, tmp_pat
         assert (done.returncode, done.stdout) == (2, "")
         assert len(done.stderr.splitlines()) == 1
         assert "damaged.evb" in done.stderr
+
+
+def test_an_environment_that_was_left_half_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = find_python38()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    wheel = write_wheel(tmp_path)
+    made = Path(environment_with([str(wheel)], python))
+    module = made.parents[1] / "lib/python3.8/site-packages/thing.py"
+    assert module.is_file()
+    # As a kill leaves it: part of the files, and no mark that says it is whole.
+    module.unlink()
+    (made.parents[1] / "whole").unlink()
+    assert environment_with([str(wheel)], python) == str(made)
+    assert module.is_file()
+    # A whole one is used as it is.
+    module.unlink()
+    assert environment_with([str(wheel)], python) == str(made)
+    assert not module.exists()
+
+
+def write_wheel(folder: Path) -> Path:
+    """A package of one empty module, so that installing needs no package index."""
+    path = folder / "thing-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("thing.py", "")
+        archive.writestr(
+            "thing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            "thing-1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        archive.writestr("thing-1.0.dist-info/RECORD", "")
+    return path
