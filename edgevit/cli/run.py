@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Callable, List
+from typing import TYPE_CHECKING, List
+
+from edgevit.cli.arguments import add_engine, at_least
 
 if TYPE_CHECKING:
     from edgevit.runtime.live import LiveSummary
@@ -24,19 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "or v4l2:///dev/video0",
     )
     parser.add_argument(
-        "--frames", metavar="N", type=_at_least(1), help="stop after N frames (default: at the end)"
+        "--frames", metavar="N", type=at_least(1), help="stop after N frames (default: at the end)"
     )
     parser.add_argument(
         "--json-lines",
         action="store_true",
         help="one JSON object a frame on standard output, and nothing else there",
     )
-    parser.add_argument(
-        "--engine", default="auto", help="auto, openvino or onnxruntime (default: auto)"
-    )
-    parser.add_argument(
-        "--threads", type=_at_least(0), default=0, help="CPU threads; 0: all cores (default)"
-    )
+    add_engine(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,17 +56,6 @@ def run(args: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return _INTERRUPTED if summary.stopped_by == "SIGINT" else 0
-
-
-def _at_least(minimum: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < minimum:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not a whole number of at least {minimum}"
-            )
-        return int(text)
-
-    return number
 
 
 def _lines(summary: LiveSummary, engine: str) -> List[str]:
