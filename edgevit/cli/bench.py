@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import Any, Dict, List, Optional
 
+_STATISTICS = ("typical", "mean", "p50", "p90", "p99")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", help="the .evb file")
@@ -53,12 +55,14 @@ def _lines(report: Dict[str, Any]) -> List[str]:
         f"{machine['cpu_model']} ({' '.join(machine['cpu_flags'])}), {report['threads']} threads, "
         f"{report['frames']} frames, load {machine['load_1min']} before the start",
         "",
-        f"{'latency, ms':<28}{'mean':>9}{'p50':>9}{'p90':>9}{'p99':>9}{'peak memory':>14}",
+        f"{'latency, ms':<28}"
+        + "".join(f"{name:>9}" for name in _STATISTICS)
+        + f"{'peak memory':>14}",
     ]
     if baseline is not None:
         lines.append(_row(baseline["name"], baseline))
     lines += [
-        _row(f"{bundle['name']} ({bundle['engine']})", bundle),
+        _row(f"bundle ({bundle['engine']})", bundle),
         "",
         f"Stages run: {bundle['mean_stages']:.2f} of {len(bundle['exit_share'])} on average; "
         f"frames that leave at each exit: {shares}",
@@ -68,7 +72,7 @@ def _lines(report: Dict[str, Any]) -> List[str]:
 
 
 def _row(name: str, side: Dict[str, Any]) -> str:
-    figures = "".join(f"{side[f'latency_ms_{key}']:>9.2f}" for key in ("mean", "p50", "p90", "p99"))
+    figures = "".join(f"{side[f'latency_ms_{key}']:>9.2f}" for key in _STATISTICS)
     return f"{name:<28}{figures}{_megabytes(side['peak_memory_bytes']):>14}"
 
 
@@ -77,11 +81,12 @@ def _megabytes(size: Optional[int]) -> str:
 
 
 def _speedup(report: Dict[str, Any]) -> str:
-    by_mean, by_median = report["speedup"], report["speedup_p50"]
-    if by_mean is None:
+    typical = report["speedup"]
+    if typical is None:
         return str(report["baseline_reason"])
     return (
-        f"{by_mean['median']:.1f} times faster by mean latency "
-        f"({by_mean['min']:.1f} to {by_mean['max']:.1f} by round); "
-        f"{by_median['median']:.1f} times by median latency"
+        f"{typical['median']:.1f} times faster by typical latency (median by exit, weighted by share), "
+        f"{typical['min']:.1f} to {typical['max']:.1f} by round; "
+        f"{report['speedup_mean']['median']:.1f} times by mean, "
+        f"{report['speedup_p50']['median']:.1f} by median"
     )

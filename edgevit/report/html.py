@@ -149,7 +149,7 @@ def _slowest(report: Mapping[str, Any]) -> float:
     tails = [
         _number(_part(benchmark, side).get(f"latency_ms_{key}"))
         for side in ("baseline", "bundle")
-        for key in ("mean", "p50", "p99")
+        for key in ("typical", "p50", "p99")
     ]
     return max([tail for tail in tails if tail is not None] or [1.0])
 

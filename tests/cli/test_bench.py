@@ -51,12 +51,14 @@ def test_a_folder_that_is_not_there(tiny_bundle: Path, tmp_path: Path):
         command.run(parsed(tiny_bundle, "--data", tmp_path / "nowhere"))
 
 
-def test_text_names_both_statistics(
+def test_text_names_every_statistic(
     tiny_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     turns = (
-        benchmark.Turn("baseline", 1, 0.0, (30.0, 30.0, 60.0), (1, 1, 1)),  # mean 40
-        benchmark.Turn("bundle", 1, 1.0, (5.0, 5.0, 14.0), (1, 1, 3)),  # mean 8
+        benchmark.Turn("baseline", 1, 0.0, (30.0, 30.0, 60.0), (1, 1, 1)),  # mean 40, typical 30
+        benchmark.Turn(
+            "bundle", 1, 1.0, (5.0, 5.0, 14.0), (1, 1, 3)
+        ),  # mean 8, typical 5 * 2/3 + 14 / 3 = 8
     )
     machine = {"cpu_model": "Some CPU", "cpu_flags": ["avx2"], "load_1min": 0.1}
     sides = {"peak_memory_bytes": 200_000_000}
@@ -74,8 +76,8 @@ def test_text_names_both_statistics(
     monkeypatch.setattr(benchmark, "bench", lambda *args: result)
     assert command.run(parsed(tiny_bundle)) == 0
     printed = capsys.readouterr().out
-    assert "5.0 times faster by mean latency (5.0 to 5.0 by round)" in printed
-    assert "6.0 times by median latency" in printed
+    assert "3.8 times faster by typical latency" in printed
+    assert "5.0 times by mean, 6.0 by median" in printed
     assert "200 MB" in printed and "unknown" in printed
 
 

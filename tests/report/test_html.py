@@ -42,8 +42,9 @@ REPORT = {
             "latency_ms_p50": 80.0,
             "latency_ms_p90": 90.0,
             "latency_ms_p99": 100.0,
-            "latency_ms_mean": 82.0,
-            "latency_ms_p50_spread": [78.0, 85.0],
+            "latency_ms_mean": 83.0,
+            "latency_ms_typical": 82.0,
+            "latency_ms_typical_spread": [78.0, 85.0],
             "peak_memory_bytes": 600e6,
         },
         "bundle": {
@@ -51,8 +52,9 @@ REPORT = {
             "latency_ms_p50": 10.0,
             "latency_ms_p90": 12.0,
             "latency_ms_p99": 25.0,
-            "latency_ms_mean": 10.2,
-            "latency_ms_p50_spread": [9.0, 11.0],
+            "latency_ms_mean": 11.0,
+            "latency_ms_typical": 10.2,
+            "latency_ms_typical_spread": [9.0, 11.0],
             "peak_memory_bytes": 200e6,
         },
         "speedup": {
@@ -62,6 +64,7 @@ REPORT = {
             "statistic": "mean latency of a round",
             "per_round": [7.5, 8.04, 8.6],
         },
+        "speedup_mean": {"median": 7.6, "min": 7.0, "max": 8.1},
         "speedup_p50": {"median": 8.0, "min": 7.4, "max": 8.8},
         "runs": [
             {
@@ -224,7 +227,8 @@ def test_an_empty_report_is_a_page():
 
 
 def test_no_baseline_is_explained():
-    benchmark = {**REPORT["benchmark"], "baseline": None, "speedup": None, "speedup_p50": None}
+    benchmark = {**REPORT["benchmark"], "baseline": None, "speedup": None}
+    benchmark.update(speedup_mean=None, speedup_p50=None)
     benchmark["baseline_reason"] = "no baseline: PyTorch does not import here"
     page = Page(render_report({**REPORT, "benchmark": benchmark, "speedup": None}))
     assert "no baseline: PyTorch does not import here" in page.text
@@ -252,7 +256,7 @@ def test_hostile_types_do_not_reach_styles():
     report = copy.deepcopy(REPORT)
     attack = "1%;background:url(http://example.org/x)"
     report["bundle"]["exits"][0]["share"] = attack
-    report["benchmark"]["bundle"]["latency_ms_mean"] = attack
+    report["benchmark"]["bundle"]["latency_ms_typical"] = attack
     report["benchmark"]["bundle"]["latency_ms_p50"] = float("nan")
     styles = [value for name, value in Page(render_report(report)).attributes if name == "style"]
     assert styles
