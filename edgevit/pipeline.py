@@ -22,6 +22,8 @@ import cv2
 import numpy as np
 import onnx
 import torch
+from safetensors.numpy import load_file as load_numpy
+from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -34,6 +36,7 @@ from edgevit.compress.backbone import (
     load_backbone,
 )
 from edgevit.compress.calibration import CalibrationTable, calibrate, choose_images
+from edgevit.compress.equalize import equalize
 from edgevit.compress.exits import build_stages
 from edgevit.compress.export import check_parity, export_stage
 from edgevit.compress.features import Features, extract_features
@@ -210,28 +213,39 @@ class _Run:
         with torch.inference_mode():
             self.float_top1 = np.stack(
                 [
-                    stage.head.linear(torch.from_numpy(values)).argmax(1).numpy()
+                    stage.head.classify(torch.from_numpy(values)).argmax(1).numpy()
                     for stage, values in zip(self.stages, self.val_features.values, strict=True)
                 ]
             )
 
     def export(self) -> None:
         def work(folder: Path) -> None:
+            stages = self.stages
+            if self.recipe.quantize.mode != "none":
+                stages = equalize(stages, self._pixels(self.calibration_paths))
             images = self._pixels(self.train_features.paths[:_PARITY_IMAGES])
             example = torch.from_numpy(images[:1])
             models = []
             (folder / "stages").mkdir(exist_ok=True)
-            for number, (stage, file) in enumerate(zip(self.stages, self.stage_files, strict=True)):
+            for number, (stage, file) in enumerate(zip(stages, self.stage_files, strict=True)):
                 models.append(export_stage(stage, example))
                 onnx.save(models[-1], folder / file)
                 with torch.inference_mode():
                     example = stage.tokens(example)
                 self.progress("export", number + 1, len(self.stages) + 1)
+            # Against the stages as they were: this proves the equalisation, too.
             error = check_parity(self.stages, models, images)
             write_json(folder / "parity.json", {"max_abs_error": error, "images": len(images)})
             self.progress("export", len(self.stages) + 1, len(self.stages) + 1)
 
-        done = self.folder.step("export", None, work)
+        wanted = self.recipe.quantize
+        chosen = choose_images(
+            self.train_features.labels, wanted.calibration_images, self.recipe.train.seed
+        )
+        shown = {self.classes[self.train_features.labels[row]] for row in chosen}
+        self.calibration_paths = [self.train_features.paths[row] for row in chosen]
+        self.missing_classes = [name for name in self.classes if name not in shown]
+        done = self.folder.step("export", asdict(wanted), work)
         self.graph_folder = done
         self.float_graphs = {file: onnx.load(done / file) for file in self.stage_files}
         self.float_bytes = sum((done / file).stat().st_size for file in self.stage_files)
@@ -242,24 +256,24 @@ class _Run:
         self.table: CalibrationTable | None = None
         if self.recipe.quantize.mode == "none":
             return
-        wanted = self.recipe.quantize.calibration_images
-        labels = self.train_features.labels
 
         def work(folder: Path) -> None:
-            chosen = choose_images(labels, wanted, self.recipe.train.seed)
-            shown = {self.classes[labels[row]] for row in chosen}
-            table = calibrate(
+            table, means = calibrate(
                 self.float_graphs,
-                self._pixels([self.train_features.paths[row] for row in chosen]),
+                self._pixels(self.calibration_paths),
                 self.preprocess.hash,
-                [name for name in self.classes if name not in shown],
+                self.missing_classes,
                 torch.get_num_threads(),
                 lambda done, total: self.progress("calibrate", done, total),
             )
             write_json(folder / "calibration.json", table.to_json())
+            for file, channels in means.items():
+                (folder / file).parent.mkdir(exist_ok=True)
+                save_numpy(channels, folder / f"{file}.means")
 
-        done = self.folder.step("calibrate", [wanted, self.recipe.train.seed], work)
+        done = self.folder.step("calibrate", None, work)
         self.table = CalibrationTable.from_json(_read_json(done / "calibration.json"))
+        self.means = {file: load_numpy(done / f"{file}.means") for file in self.stage_files}
 
     def quantize(self) -> None:
         self.layers: list[dict[str, Any]] = []
@@ -268,7 +282,7 @@ class _Run:
             return
 
         def work(folder: Path) -> None:
-            graphs, layers = quantize_stages(self.float_graphs, table)
+            graphs, layers = quantize_stages(self.float_graphs, table, self.means)
             (folder / "stages").mkdir(exist_ok=True)
             for file, graph in graphs.items():
                 onnx.save(graph, folder / file)

@@ -66,6 +66,10 @@ class CalibrationTable:
         return cls(**{**table, "missing_classes": tuple(table["missing_classes"])})
 
 
+# By stage file and tensor: the mean of each channel, float32 [channels].
+ChannelMeans = dict[str, dict[str, np.ndarray]]
+
+
 def calibrate(
     stages: dict[str, onnx.ModelProto],
     images: np.ndarray,
@@ -73,8 +77,8 @@ def calibrate(
     missing_classes: Sequence[str] = (),
     threads: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> CalibrationTable:
-    """Run ``images`` (uint8 ``[n, S, S, 3]``) through the float stages and record every range.
+) -> tuple[CalibrationTable, ChannelMeans]:
+    """Run ``images`` (uint8 ``[n, S, S, 3]``) through the float stages; record ranges and means.
 
     Covers the input of each linear layer. Raises :class:`DataError` for no images, and
     :class:`ModelError`, with the tensor and the image's number, for a value that is not finite.
@@ -82,11 +86,13 @@ def calibrate(
     if not len(images):
         raise DataError("calibration needs real images and got none; add training images")
     amax: dict[str, dict[str, float]] = {}
+    means: ChannelMeans = {}
     inputs: list[np.ndarray] = [image[None] for image in images]
     steps = len(stages) * len(images)
     for position, (name, model) in enumerate(stages.items()):
         tensors = sorted({layer.activation for layer in linear_layers(model)})
         ranges = dict.fromkeys(tensors, 0.0)
+        sums: dict[str, np.ndarray] = {}
         outputs: list[np.ndarray] = []
         for number, values in enumerate(observe(model, tensors, inputs, threads)):
             outputs.append(values.pop("tokens", np.empty(0)))
@@ -98,14 +104,17 @@ def calibrate(
                         "; the float model is broken for it, so check the checkpoint"
                     )
                 ranges[tensor] = max(ranges[tensor], largest)
+                mean = value.mean(axis=tuple(range(value.ndim - 1)), dtype=np.float64)
+                sums[tensor] = sums.get(tensor, 0.0) + mean
             progress(position * len(images) + number + 1, steps)
         # A tensor that is always zero still needs a scale that is not.
         amax[name] = {tensor: value or 1.0 for tensor, value in ranges.items()}
+        means[name] = {t: (total / len(images)).astype(np.float32) for t, total in sums.items()}
         if PIXELS in ranges:
             # Whole numbers from -128 to 127: scale 1 holds them without loss.
             amax[name][PIXELS] = INT8_MAX
         inputs = outputs
-    return CalibrationTable(
+    table = CalibrationTable(
         "min-max",
         len(images),
         hashlib.sha256(images.tobytes()).hexdigest(),
@@ -114,6 +123,7 @@ def calibrate(
         {name: hashlib.sha256(m.SerializeToString()).hexdigest() for name, m in stages.items()},
         amax,
     )
+    return table, means
 
 
 def observe(

@@ -34,7 +34,13 @@ class ExitHead(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``[B, N, D]`` tokens to ``[B, classes]`` logits."""
-        logits: Tensor = self.linear(self.features(tokens))
+        return self.classify(self.features(tokens))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """``[B, 2 D]`` features to ``[B, classes]`` logits."""
+        # With a dimension more the exporter writes MatMul and Add, which engines run in INT8, and
+        # not Gemm, which they run in float unless its output is quantized too.
+        logits: Tensor = self.linear(features[:, None])[:, 0]
         return logits
 
 
@@ -57,10 +63,15 @@ class Embedding(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """``uint8 [B, S, S, 3]`` RGB to tokens ``[B, N, D]``."""
-        patches = self.proj((images.float() - PIXEL_CENTER).permute(0, 3, 1, 2))
-        # As plain numbers these become constants of the exported graph, which then needs no Shape.
-        batch, channels = int(patches.shape[0]), int(patches.shape[1])
-        x = self.norm(patches.reshape(batch, channels, -1).transpose(1, 2))
+        batch, patch = int(images.shape[0]), int(self.proj.kernel_size[0])
+        # As plain numbers the sizes become constants of the exported graph, which needs no Shape.
+        grid = int(images.shape[1]) // patch
+        pixels = (images.float() - PIXEL_CENTER).reshape(batch, grid, patch, grid, patch, 3)
+        patches = pixels.permute(0, 1, 3, 2, 4, 5).reshape(batch, grid * grid, patch * patch * 3)
+        # The convolution of timm as what it is, a product: engines have INT8 kernels for products
+        # that are not quantized again behind, and not for such convolutions.
+        weight = self.proj.weight.permute(2, 3, 1, 0).reshape(patch * patch * 3, -1)
+        x = self.norm(patches @ weight + self.proj.bias)
         prefix = [
             torch.cat([token] * batch)
             for token in (self.cls_token, self.reg_token)

@@ -132,10 +132,9 @@ def _name_weights(graph: onnx.GraphProto) -> None:
 
 def _name_pixels(graph: onnx.GraphProto) -> None:
     """The input of the patch embedding gets a name of its own: its range is known, not measured."""
-    for node in graph.node:
-        if node.op_type == "Conv" and graph.input[0].name == "image":
-            _rename(graph, {node.input[0]: PIXELS})
-            return
+    if graph.input[0].name == "image":
+        embedding = next(node for node in graph.node if node.op_type == "MatMul")
+        _rename(graph, {embedding.input[0]: PIXELS})
 
 
 def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:

@@ -3,19 +3,23 @@
 Symmetric INT8 throughout, zero point 0: weights per output channel, activations per tensor, on the
 inputs of linear layers. Biases and outputs stay in float. TensorRT from 8.5 on reads this as
 explicit quantization, and both CPU engines have INT8 kernels for it.
+
+A rounded weight is off by a fixed amount, and its product with the mean of the input is a constant
+error of the output: the bias takes it back (bias correction, arXiv 1906.04721).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from edgevit.compress.calibration import INT8_MAX, CalibrationTable
+from edgevit.compress.calibration import INT8_MAX, CalibrationTable, ChannelMeans
 from edgevit.compress.graph import linear_layers, matrix_products, weight_array
 
 
@@ -35,14 +39,14 @@ class LayerReport:
 
 
 def quantize_stages(
-    stages: Mapping[str, onnx.ModelProto], table: CalibrationTable
+    stages: Mapping[str, onnx.ModelProto], table: CalibrationTable, means: ChannelMeans
 ) -> tuple[dict[str, onnx.ModelProto], list[LayerReport]]:
     """Quantize every stage with its ranges; also says of each matrix product what was done."""
     quantized: dict[str, onnx.ModelProto] = {}
     reports: list[LayerReport] = []
     for name, model in stages.items():
         quantized[name] = insert_qdq(
-            model, {tensor: table.scale(name, tensor) for tensor in table.amax[name]}
+            model, {tensor: table.scale(name, tensor) for tensor in table.amax[name]}, means[name]
         )
         linear = {layer.node: layer for layer in linear_layers(model)}
         operators = {node.name: node.op_type for node in model.graph.node}
@@ -53,8 +57,15 @@ def quantize_stages(
     return quantized, reports
 
 
-def insert_qdq(model: onnx.ModelProto, scales: Mapping[str, float]) -> onnx.ModelProto:
-    """A copy of ``model`` whose linear layers with a scale for their input run in INT8."""
+def insert_qdq(
+    model: onnx.ModelProto,
+    scales: Mapping[str, float],
+    means: Mapping[str, np.ndarray] = MappingProxyType({}),
+) -> onnx.ModelProto:
+    """A copy of ``model`` whose linear layers with a scale for their input run in INT8.
+
+    ``means`` are the channel means of those inputs; layers with one get their bias corrected.
+    """
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = result.graph
@@ -75,6 +86,12 @@ def insert_qdq(model: onnx.ModelProto, scales: Mapping[str, float]) -> onnx.Mode
             replaced.add(weight)
             values, steps = quantize_weight(weight_array(model, weight), layer.channel_axis)
             constants[f"{weight}_int8"], constants[f"{weight}_scale"] = values, steps
+            bias = _bias_of(graph, node)
+            if bias and node.op_type == "MatMul" and source in means:
+                lost = weight_array(model, weight) - values * steps
+                corrected = weight_array(model, bias) + means[source] @ lost
+                constants[f"{weight}_bias"] = corrected.astype(np.float32)
+                _read_instead(graph, node, bias, f"{weight}_bias")
             constants[f"{weight}_zero"] = np.zeros(len(steps), np.int8)
             added.append(
                 helper.make_node(
@@ -97,6 +114,24 @@ def insert_qdq(model: onnx.ModelProto, scales: Mapping[str, float]) -> onnx.Mode
     graph.initializer.extend(kept)
     onnx.checker.check_model(result, full_check=True)
     return result
+
+
+def _bias_of(graph: onnx.GraphProto, node: onnx.NodeProto) -> str:
+    """The initializer that is added to the output of a MatMul, or nothing."""
+    vectors = {init.name for init in graph.initializer if len(init.dims) == 1}
+    for reader in graph.node:
+        if reader.op_type == "Add" and node.output[0] in reader.input:
+            return next((name for name in reader.input if name in vectors), "")
+    return ""
+
+
+def _read_instead(graph: onnx.GraphProto, node: onnx.NodeProto, old: str, new: str) -> None:
+    """Only the Add behind ``node`` changes: the exporter lets equal biases be one initializer."""
+    for reader in graph.node:
+        if reader.op_type == "Add" and node.output[0] in reader.input:
+            for position, name in enumerate(reader.input):
+                if name == old:
+                    reader.input[position] = new
 
 
 def quantize_weight(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:

@@ -33,10 +33,12 @@ def test_ranges_are_the_largest_magnitudes_that_pytorch_sees(
 ) -> None:
     """Against hooks on the PyTorch modules: another program computes the same figure."""
     seen: dict[str, float] = {}
+    channels: dict[str, np.ndarray] = {}
 
     def watch(name: str) -> None:
         def hook(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             seen[name] = float(inputs[0].abs().max())
+            channels[name] = inputs[0].mean(dim=(0, 1)).numpy()
 
         backbone.get_submodule(name).register_forward_pre_hook(hook)
 
@@ -46,7 +48,7 @@ def test_ranges_are_the_largest_magnitudes_that_pytorch_sees(
         x = torch.from_numpy(images)
         for stage in build_stages(backbone, (1,), 6):
             x = stage.tokens(x)
-    table = calibrate(graphs, images, "hash")
+    table, means = calibrate(graphs, images, "hash")
     first, second = table.amax["stages/1.onnx"], table.amax["stages/2.onnx"]
     found = {
         "blocks.0.attn.qkv": first["/blocks.0/norm1/LayerNormalization_output_0"],
@@ -54,19 +56,21 @@ def test_ranges_are_the_largest_magnitudes_that_pytorch_sees(
         "blocks.11.mlp.fc1": second["/blocks.11/norm2/LayerNormalization_output_0"],
     }
     assert found == pytest.approx(seen, rel=1e-4)
+    averages = means["stages/1.onnx"]["/blocks.0/mlp/act/Mul_1_output_0"]
+    np.testing.assert_allclose(averages, channels["blocks.0.mlp.fc2"], atol=1e-5)
 
 
 def test_pixels_are_held_without_loss(
     graphs: dict[str, onnx.ModelProto], images: np.ndarray
 ) -> None:
-    assert calibrate(graphs, images, "hash").scale("stages/1.onnx", "pixels") == 1.0
+    assert calibrate(graphs, images, "hash")[0].scale("stages/1.onnx", "pixels") == 1.0
 
 
 def test_evidence(graphs: dict[str, onnx.ModelProto], images: np.ndarray) -> None:
-    table = calibrate(graphs, images, "hash", ["cat"])
+    table, _ = calibrate(graphs, images, "hash", ["cat"])
     assert (table.images, table.preprocess_hash, table.missing_classes) == (8, "hash", ("cat",))
     assert CalibrationTable.from_json(table.to_json()) == table
-    other = calibrate(graphs, images[::-1], "hash")
+    other, _ = calibrate(graphs, images[::-1], "hash")
     assert other.amax == table.amax and other.images_sha256 != table.images_sha256
 
 
@@ -93,7 +97,7 @@ def test_a_tensor_that_is_always_zero_gets_a_scale(
         if initializer.name in ("blocks.0.norm1.weight", "blocks.0.norm1.bias"):
             zero = np.zeros(192, np.float32)
             initializer.CopyFrom(numpy_helper.from_array(zero, initializer.name))
-    table = calibrate(graphs, images, "hash")
+    table, _ = calibrate(graphs, images, "hash")
     assert table.scale("stages/1.onnx", "/blocks.0/norm1/LayerNormalization_output_0") > 0
 
 

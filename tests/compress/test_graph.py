@@ -27,11 +27,11 @@ def test_linear_layers_are_named_after_their_modules(
     stage, _ = build_stages(backbone, (1,), 7)
     layers = linear_layers(export_stage(stage, torch.from_numpy(images[:1])))
     assert [layer.weight for layer in layers] == [
-        "embedding.proj.weight",
+        "embedding.weight",
         "blocks.0.attn.qkv.weight",
         "blocks.0.attn.proj.weight",
         "blocks.0.mlp.fc1.weight",
         "blocks.0.mlp.fc2.weight",
         "head.linear.weight",
     ]
-    assert [layer.channel_axis for layer in layers] == [0, 1, 1, 1, 1, 0]
+    assert [layer.channel_axis for layer in layers] == [1] * 6

@@ -86,3 +86,49 @@ def test_only_signed_int8_with_zero_point_zero_is_written() -> None:
     assert all(not numpy_helper.to_array(i).any() for i in zeros)
     # Weight and output are not quantized again: Q only stands before the layer.
     assert [n.op_type for n in model.graph.node].count("QuantizeLinear") == 1
+
+
+def test_the_bias_takes_back_what_rounded_weights_add_on_average() -> None:
+    """Inputs far from zero, where a rounding error of the weight is a constant of the output."""
+    generator = np.random.default_rng(1)
+    weight = generator.normal(size=(64, 16)).astype(np.float32)
+    x = (generator.normal(size=(3, 64)) * 0.01 + generator.uniform(2, 3, 64)).astype(np.float32)
+    bias = generator.normal(size=16).astype(np.float32)
+    model = linear_graph(weight, "MatMul")
+    model.graph.node[0].output[0] = "product"
+    model.graph.node.append(helper.make_node("Add", ["b", "product"], ["y"], name="add"))
+    model.graph.initializer.append(numpy_helper.from_array(bias, "b"))
+    scales = {"x": float(np.abs(x).max() / 127)}
+    wanted = x.astype(np.float64) @ weight + bias
+
+    def offset(quantized: onnx.ModelProto) -> float:
+        return float(np.abs((run(quantized, x) - wanted).mean(0)).mean())
+
+    plain = offset(insert_qdq(model, scales))
+    corrected = offset(insert_qdq(model, scales, {"x": x.mean(0)}))
+    assert corrected < plain / 2
+
+
+def test_a_bias_that_two_layers_share_is_corrected_for_each_alone() -> None:
+    weights = {"w1": np.full((2, 2), 1.003, np.float32), "w2": np.eye(2, dtype=np.float32)}
+    weights["w1"][0, 0] = 127
+    nodes = []
+    for number, source in ((1, "x"), (2, "x")):
+        nodes.append(
+            helper.make_node("MatMul", [source, f"w{number}"], [f"p{number}"], f"m{number}")
+        )
+        nodes.append(helper.make_node("Add", ["b", f"p{number}"], [f"y{number}"], f"a{number}"))
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 2])],
+        [helper.make_tensor_value_info(f"y{n}", TensorProto.FLOAT, [3, 2]) for n in (1, 2)],
+        [numpy_helper.from_array(w, name) for name, w in weights.items()]
+        + [numpy_helper.from_array(np.zeros(2, np.float32), "b")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    result = insert_qdq(model, {"x": 1.0}, {"x": np.array([1, 10], np.float32)})
+    stored = {i.name: numpy_helper.to_array(i) for i in result.graph.initializer}
+    # Column 0 of w1 has step 1, so its 1.003 became 1: 10 times 0.003 is lost. Nothing else is.
+    np.testing.assert_allclose(stored["w1_bias"], [0.03, 0], atol=1e-5)
+    np.testing.assert_allclose(stored["w2_bias"], [0, 0], atol=1e-6)
