@@ -127,6 +127,8 @@ class _Run:
         self.classes = self.train.classes
         if len(self.classes) < 2:
             raise DataError(f"{self.train.root} holds one class; a classifier needs at least two")
+        self.train_hashes = _file_hashes(self.train)
+        self.val_hashes = _file_hashes(self.val)
 
     def load_model(self) -> None:
         model = self.recipe.model
@@ -178,8 +180,8 @@ class _Run:
             self.preprocess.hash,
             self.recipe.exits.blocks,
             self.recipe.data.skip_corrupt,
-            _folder_sha256(self.train),
-            _folder_sha256(self.val),
+            self.train_hashes,
+            self.val_hashes,
         ]
         done = self.folder.step("features", inputs, work)
         # Every part is there by now, so this reads and computes nothing.
@@ -383,6 +385,9 @@ class _Run:
             recipe=self.recipe,
             classes=self.classes,
             train_images=len(self.train_features.labels),
+            val_images_in_train=len(
+                [h for h in self.val_hashes.values() if h in set(self.train_hashes.values())]
+            ),
             skipped=(*self.train_features.skipped, *self.val_features.skipped),
             exit_blocks=tuple(stage.exit_block for stage in self.stages),
             policy=self.policy,
@@ -455,12 +460,14 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
     return probabilities
 
 
-def _folder_sha256(folder: ImageFolder) -> str:
-    """Over the relative names and contents of all images."""
-    digest = hashlib.sha256()
-    for path in folder.paths:
-        digest.update(f"{path.relative_to(folder.root)}\0{_sha256(path.read_bytes())}\n".encode())
-    return digest.hexdigest()
+def _file_hashes(folder: ImageFolder) -> dict[str, str]:
+    """The sha256 of each image by its name below the folder."""
+    try:
+        return {
+            str(path.relative_to(folder.root)): _sha256(path.read_bytes()) for path in folder.paths
+        }
+    except OSError as error:
+        raise DataError(f"can't read {error.filename}: {error.strerror}") from None
 
 
 def _sha256(data: bytes) -> str:

@@ -84,5 +84,12 @@ def summary(report: dict[str, Any]) -> list[str]:
             f"speed   {report['speedup']:.2f} times {report['benchmark']['baseline']['name']} "
             f"(engine {found['engine']})"
         )
+    if report["data"]["skipped"]:
+        lines.append(f"skipped {len(report['data']['skipped'])} images that can't be read")
+    if report["data"]["val_in_train"]:
+        lines.append(
+            f"warning {report['data']['val_in_train']} validation images are also in data.train, so these "
+            "accuracies are too good; remove them from one of the two"
+        )
     lines.append(f"size    {size['bundle'] / 1e6:.1f} MB (float {size['float'] / 1e6:.1f} MB)")
     return lines

@@ -26,6 +26,7 @@ class Measurements:
     recipe: Recipe
     classes: tuple[str, ...]
     train_images: int
+    val_images_in_train: int
     skipped: tuple[Path, ...]
     exit_blocks: tuple[int, ...]
     policy: ExitPolicy
@@ -93,6 +94,8 @@ def build_report(found: Measurements) -> dict[str, Any]:
         "data": {
             "train": found.train_images,
             "val": len(labels),
+            # Images that were trained on: above zero, the accuracies here are too good.
+            "val_in_train": found.val_images_in_train,
             "classes": list(found.classes),
             "skipped": [str(path) for path in found.skipped],
         },
