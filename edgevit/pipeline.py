@@ -381,13 +381,12 @@ class _Run:
         return Outcome(bundle, report, root / "report.html")
 
     def _measurements(self) -> Measurements:
+        trained = set(self.train_hashes.values())
         return Measurements(
             recipe=self.recipe,
             classes=self.classes,
             train_images=len(self.train_features.labels),
-            val_images_in_train=len(
-                [h for h in self.val_hashes.values() if h in set(self.train_hashes.values())]
-            ),
+            val_images_in_train=sum(digest in trained for digest in self.val_hashes.values()),
             skipped=(*self.train_features.skipped, *self.val_features.skipped),
             exit_blocks=tuple(stage.exit_block for stage in self.stages),
             policy=self.policy,
