@@ -95,7 +95,9 @@ def compress(
     with _torch_threads(recipe.target.threads or usable_cores()):
         run.load_model()
         run.extract_features()
-        run.train_heads()
+        # The products of a head are small: two threads took eight times as long as one.
+        with _torch_threads(1):
+            run.train_heads()
         run.export()
         run.calibrate()
         run.quantize()
