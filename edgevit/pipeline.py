@@ -225,6 +225,8 @@ class _Run:
     def export(self) -> None:
         def work(folder: Path) -> None:
             stages = self.stages
+            steps = len(stages) + 2
+            self.progress("export", 0, steps)
             if self.recipe.quantize.mode != "none":
                 stages = equalize(stages, self._pixels(self.calibration_paths))
             images = self._pixels(self.train_features.paths[:_PARITY_IMAGES])
@@ -236,11 +238,11 @@ class _Run:
                 onnx.save(models[-1], folder / file)
                 with torch.inference_mode():
                     example = stage.tokens(example)
-                self.progress("export", number + 1, len(self.stages) + 1)
+                self.progress("export", number + 2, steps)
             # Against the stages as they were: this proves the equalisation, too.
             error = check_parity(self.stages, models, images)
             write_json(folder / "parity.json", {"max_abs_error": error, "images": len(images)})
-            self.progress("export", len(self.stages) + 1, len(self.stages) + 1)
+            self.progress("export", steps, steps)
 
         wanted = self.recipe.quantize
         chosen = choose_images(
