@@ -6,6 +6,7 @@ folder with its final name is complete, whatever happened to the process or the 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import shutil
@@ -32,8 +33,15 @@ class RunFolder:
             )
         try:
             root.mkdir(parents=True, exist_ok=True)
+            self._lock = (root / ".lock").open("w")
         except OSError as error:
-            raise UserError(f"can't make the folder {root}: {error.strerror}") from None
+            raise UserError(f"can't write to the folder {root}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process
+        except BlockingIOError:
+            raise UserError(
+                f"another run is writing to {root}; wait for it, or choose another --out"
+            ) from None
         self.root = root
         self.seconds: dict[str, float] = {}
         self._key = ""

@@ -20,16 +20,19 @@ def test_done_steps_are_not_done_again(tmp_path: Path) -> None:
     first = RunFolder(tmp_path / "run", resume=False)
     first.step("one", {"a": 1}, write("1"))
     first.step("two", None, write("2"))
+    seconds = first.seconds
+    del first
     again = RunFolder(tmp_path / "run", resume=True)
     assert (again.step("one", {"a": 1}, refuse) / "result.txt").read_text() == "1"
     assert again.step("two", None, refuse).name == "02-two"
-    assert again.seconds == first.seconds
+    assert again.seconds == seconds
 
 
 def test_a_changed_input_redoes_the_step_and_all_after_it(tmp_path: Path) -> None:
     first = RunFolder(tmp_path, resume=False)
     first.step("one", {"a": 1}, write("old"))
     first.step("two", None, write("old"))
+    del first
     again = RunFolder(tmp_path, resume=True)
     assert (again.step("one", {"a": 2}, write("new")) / "result.txt").read_text() == "new"
     assert (again.step("two", None, write("new")) / "result.txt").read_text() == "new"
@@ -43,6 +46,7 @@ def test_an_interrupted_step_is_not_taken_for_done_and_keeps_its_parts(tmp_path:
     run = RunFolder(tmp_path, resume=False)
     with pytest.raises(KeyboardInterrupt):
         run.step("one", 1, interrupted)
+    del run
     assert not (tmp_path / "01-one").exists()
     seen = []
     RunFolder(tmp_path, resume=True).step("one", 1, lambda f: seen.append((f / "part").exists()))
@@ -56,6 +60,14 @@ def test_a_folder_in_use_is_not_written_over(tmp_path: Path) -> None:
         RunFolder(tmp_path, resume=False)
     with pytest.raises(UserError, match="is a file"):
         RunFolder(tmp_path / "precious.txt", resume=True)
+
+
+def test_two_runs_can_not_share_a_folder(tmp_path: Path) -> None:
+    first = RunFolder(tmp_path / "run", resume=False)
+    with pytest.raises(UserError, match="another run"):
+        RunFolder(tmp_path / "run", resume=True)
+    del first
+    RunFolder(tmp_path / "run", resume=True)
 
 
 def test_a_damaged_record_means_do_it_again(tmp_path: Path) -> None:
