@@ -15,6 +15,7 @@ import numpy as np
 
 from edgevit.runtime.camera import Camera, Frame
 from edgevit.runtime.classifier import Result
+from edgevit.runtime.meter import Meter
 from edgevit.runtime.sinks import Sink
 
 _log = logging.getLogger(__name__)
@@ -54,12 +55,13 @@ def run_live(
     classify: Callable[[np.ndarray], Result],
     sinks: Sequence[Sink] = (),
     max_frames: Optional[int] = None,
+    meter: Optional[Meter] = None,
 ) -> LiveSummary:
     """Classify the camera's frames and hand each result to the sinks, until something ends it.
 
     On SIGINT and SIGTERM (when called from the main thread) the frame in hand is finished; a second
     signal does what it does without edgevit. The sinks are closed on every way out; the camera is the
-    caller's to close.
+    caller's to close, and so is the meter, which counts the frames for the energy per frame.
 
     A sink that raises is dropped, with a warning; without any left the loop ends. Errors of the
     camera and the classifier are raised.
@@ -72,6 +74,8 @@ def run_live(
             for frame in camera:
                 result = _classify(classify, frame)
                 figures.add(result)
+                if meter is not None:
+                    meter.add_frame()
                 failed += _hand_over(result, frame, working)
                 if sinks and not working:
                     return figures.summary("sinks", failed)

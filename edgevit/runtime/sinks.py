@@ -9,6 +9,7 @@ from typing import Deque, Optional, Protocol, TextIO
 
 from edgevit.runtime.camera import Frame
 from edgevit.runtime.classifier import Result
+from edgevit.runtime.meter import Meter
 
 _REFRESH_S = 0.1
 _FPS_FRAMES = 30
@@ -69,12 +70,13 @@ class LinesSink:
 class ViewSink:
     """One view that updates in place, drawn with rich; for a terminal."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, meter: Optional[Meter] = None) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self._live = Live(console=Console(file=stream), auto_refresh=False)
         self._live.start()
+        self._meter = meter
         self._latest: Optional[Result] = None
         self._shown_at_s = 0.0
         self._times_s: Deque[float] = deque(maxlen=_FPS_FRAMES)
@@ -99,6 +101,9 @@ class ViewSink:
             f"frame {result.frame}  {fps} fps  latency {result.latency_ms:.1f} ms  "
             f"age {result.age_ms:.1f} ms",
         )
+        usage = _usage(self._meter) if self._meter is not None else ""
+        if usage:
+            view.append(f"\n{usage}")
         self._live.update(view, refresh=True)
 
     def close(self) -> None:
@@ -107,14 +112,29 @@ class ViewSink:
         self._live.stop()
 
 
-def terminal_sink(stream: TextIO) -> Sink:
+def terminal_sink(stream: TextIO, meter: Optional[Meter] = None) -> Sink:
     """A view that updates in place where ``stream`` is a terminal and rich is installed, else lines."""
     if stream.isatty():
         try:
-            return ViewSink(stream)
+            return ViewSink(stream, meter)
         except ImportError:  # a device without rich
             pass
     return LinesSink(stream)
+
+
+def _usage(meter: Meter) -> str:
+    """What is measured now, on one line; what is not measured is left out."""
+    reading, energy = meter.read(), meter.recent_energy()
+    parts = []
+    if reading.power_mw is not None:
+        parts.append(f"power {reading.power_mw / 1000:.2f} W")
+    if energy is not None and energy.energy_mj_per_frame is not None:
+        parts.append(f"{energy.energy_mj_per_frame:.1f} mJ/frame")
+    if reading.ram_used_bytes is not None:
+        parts.append(f"memory {reading.ram_used_bytes / 2**30:.1f} GiB")
+    if reading.temperature_c is not None:
+        parts.append(f"{reading.temperature_c:.1f} °C")
+    return "  ".join(parts)
 
 
 def _describe(result: Result) -> str:
