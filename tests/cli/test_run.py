@@ -14,8 +14,10 @@ import cv2
 import numpy as np
 import pytest
 
+from edgevit.cli.run import usage_lines
 from edgevit.policy import ExitPolicy
 from edgevit.runtime.camera import open_camera
+from edgevit.runtime.meter import Energy, Reading
 from tests.tiny_bundle import GAINS, LABELS, expected, picture
 from tests.videos import write_video
 
@@ -241,3 +243,49 @@ def test_the_shared_clip_runs_to_its_end(tiny_bundle: Path, shared: Path) -> Non
     status, out, err = run(tiny_bundle, shared / "data/video/clothing_pan.mp4", "--json-lines")
     assert status == 0, err
     assert [line["frame"] for line in objects(out)] == list(range(facts["frames"]))
+
+
+def test_each_figure_is_there_or_why_not_is_said_once(tiny_bundle: Path, clip: Path) -> None:
+    status, _, err = run(tiny_bundle, clip, "--json-lines")
+    assert status == 0, err
+    for name in ("Power", "Memory", "Temperature"):
+        lines = [line for line in err.splitlines() if line.startswith(f"{name}: ")]
+        assert len(lines) == 1
+        assert re.search(r"\d|not measured \(.+\)", lines[0])
+
+
+MEASURED = Reading(
+    power_mw=6100.0,
+    ram_used_bytes=2 << 30,
+    ram_total_bytes=8 << 30,
+    temperature_c=48.5,
+    power_mode="MAXN",
+    jetson_clocks=True,
+    throttled=True,
+    dropped=("NOISE: -5 mW is negative",),
+    sources={"power_mw": "jtop 7.2.2"},
+    points={"power_mw": "VDD_IN (module)", "temperature_c": "tj"},
+)
+
+
+def test_what_was_measured_is_said_with_where_and_under_what() -> None:
+    energy = Energy(10.0, 500, 6000.0, 120.0, 80.0)
+    assert usage_lines(MEASURED, energy, 2000.0) == [
+        "Power: 6000 mW at VDD_IN (module), from jtop 7.2.2, power mode MAXN, jetson_clocks on; "
+        "120.00 mJ a frame, 80.00 mJ above the idle 2000 mW",
+        "Memory: 2.0 of 8.0 GiB in use on the whole machine",
+        "Temperature: 48.5 °C (tj), clocks held down by heat",
+        "Power rail left out: NOISE: -5 mW is negative",
+    ]
+
+
+def test_a_short_run_has_power_and_no_energy() -> None:
+    (line, *_) = usage_lines(MEASURED, None, None)
+    assert line.startswith("Power: 6100 mW at VDD_IN (module)")
+    assert line.endswith("no energy per frame: power was measured for less than 2 s")
+
+
+def test_an_idle_time_too_short_to_measure_is_refused(tiny_bundle: Path, clip: Path) -> None:
+    status, out, err = run(tiny_bundle, clip, "--idle", "1")
+    assert (status, out) == (2, "")
+    assert "is not a whole number of at least 2" in err

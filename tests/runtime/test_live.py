@@ -14,6 +14,7 @@ from edgevit.runtime import live
 from edgevit.runtime.camera import Camera, Frame, Picture
 from edgevit.runtime.classifier import Result
 from edgevit.runtime.live import run_live
+from edgevit.runtime.meter import Meter
 
 
 @pytest.fixture(autouse=True)
@@ -257,3 +258,18 @@ def test_errors_are_raised_after_everything_is_closed(
         run_live(camera, classify, [sink])
     assert sink.closed == 1
     assert source.released == 1
+
+
+def test_the_meter_counts_every_frame() -> None:
+    class Counting(Meter):
+        frames = 0
+
+        def __init__(self) -> None: ...  # without its thread
+
+        def add_frame(self) -> None:
+            self.frames += 1
+
+    meter = Counting()
+    with Source(17).camera() as camera:
+        run_live(camera, number_classifier, meter=meter)
+    assert meter.frames == 17

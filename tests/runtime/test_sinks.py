@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edgevit.runtime.camera import Frame
 from edgevit.runtime.classifier import Result
+from edgevit.runtime.meter import Energy, Meter, Reading
 from edgevit.runtime.sinks import JsonLinesSink, LinesSink, ViewSink, terminal_sink
 
 FRAME = Frame(np.zeros((2, 2, 3), np.uint8), index=7, time_s=0.25, captured_at_s=0.0)
@@ -134,3 +135,40 @@ def test_a_label_is_not_read_as_markup() -> None:
 def test_plain_lines_on_a_terminal_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.live", None)
     assert isinstance(terminal_sink(Terminal()), LinesSink)
+
+
+class Measured(Meter):
+    """A meter without a thread, that has measured what it is told."""
+
+    def __init__(self, reading: Reading, energy: Energy | None) -> None:
+        self._told = reading, energy
+
+    def read(self, wait_s: float = 0.0) -> Reading:
+        return self._told[0]
+
+    def recent_energy(self) -> Energy | None:
+        return self._told[1]
+
+
+def test_the_view_shows_what_is_measured() -> None:
+    pytest.importorskip("rich")
+    stream = Terminal()
+    reading = Reading(power_mw=5480.0, ram_used_bytes=3 << 29, temperature_c=41.5)
+    sink = terminal_sink(stream, Measured(reading, Energy(2.0, 40, 5480.0, 274.0, None)))
+    sink.write(result(), FRAME)
+    sink.close()
+    text = stream.getvalue()
+    assert "power 5.48 W  274.0 mJ/frame  memory 1.5 GiB  41.5 °C" in text
+
+
+def test_the_view_leaves_out_what_is_not_measured() -> None:
+    pytest.importorskip("rich")
+    stream = Terminal()
+    sink = ViewSink(stream, Measured(Reading(temperature_c=41.5), None))
+    sink.write(result(), FRAME)
+    sink.close()
+    text = stream.getvalue()
+    assert "41.5 °C" in text
+    assert "power" not in text
+    assert "memory" not in text
+    assert "None" not in text
