@@ -53,7 +53,7 @@ class JtopSource:
             {
                 name: float(zone["temp"])
                 for name, zone in client.temperature.items()
-                if zone.get("online", True)
+                if "temp" in zone and zone.get("online", True)
             }
         )
         memory = client.memory
@@ -66,14 +66,18 @@ class JtopSource:
             ram_used_bytes=_scaled(ram.get("used"), 1024),
             ram_total_bytes=_scaled(ram.get("tot"), 1024),
             temperature_c=hottest[1] if hottest else None,
-            gpu_load_percent=_highest(gpu["status"].get("load") for gpu in client.gpu.values()),
+            gpu_load_percent=_highest(
+                gpu.get("status", {}).get("load") for gpu in client.gpu.values()
+            ),
             cpu_load_percent=_load(client.cpu.get("total", {})),
             power_mode=_power_mode(client.nvpmodel),
             jetson_clocks=None if client.jetson_clocks is None else bool(client.jetson_clocks),
             cpu_clock_mhz=_mhz(
                 _highest(core.get("freq", {}).get("cur") for core in client.cpu.get("cpu", []))
             ),
-            gpu_clock_mhz=_mhz(_highest(gpu["freq"].get("cur") for gpu in client.gpu.values())),
+            gpu_clock_mhz=_mhz(
+                _highest(gpu.get("freq", {}).get("cur") for gpu in client.gpu.values())
+            ),
             memory_clock_mhz=_mhz(memory.get("EMC", {}).get("cur")),
             rails=rails,
             dropped=tuple(dropped),

@@ -49,19 +49,23 @@ class LinuxSource:
         # In thousandths; the file is named so on every Jetson from TX2 to Orin.
         gpu_loads = [v for v in (number(g / "device/load") for g in self._gpus) if v is not None]
         states = [state for state in map(number, self._throttles) if state is not None]
+        cpu_load_percent = self._cpu_load()
+        absent = {} if hottest else {"temperature_c": "no thermal zone on the chip"}
+        if cpu_load_percent is None:
+            absent["cpu_load_percent"] = "needs two readings"
         return Reading(
             ram_used_bytes=(total - available) * 1024
             if total is not None and available is not None
             else None,
             ram_total_bytes=total * 1024 if total is not None else None,
             temperature_c=hottest[1] if hottest else None,
-            cpu_load_percent=self._cpu_load(),
+            cpu_load_percent=cpu_load_percent,
             gpu_load_percent=max(gpu_loads) / 10 if gpu_loads else None,
             cpu_clock_mhz=max(clocks_khz) / 1000 if clocks_khz else None,
             gpu_clock_mhz=max(gpu_clocks_hz) / 1e6 if gpu_clocks_hz else None,
             throttled=any(state > 0 for state in states) if states else None,
             points={"temperature_c": hottest[0]} if hottest else {},
-            absent={} if hottest else {"temperature_c": "no thermal zone on the chip"},
+            absent=absent,
         )
 
     def close(self) -> None:

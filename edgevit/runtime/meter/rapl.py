@@ -57,6 +57,7 @@ class RaplSource:
             rails=rails,
             dropped=tuple(dropped),
             points={"power_mw": self._point} if rails else {},
+            absent={} if rails else {"power_mw": "; ".join(dropped) or "needs two readings"},
         )
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import threading
+import time
 from typing import Dict, List, Optional, Tuple
 
 from edgevit.runtime.meter.boards import Board, checked_rails, total_power
@@ -15,6 +16,7 @@ from edgevit.runtime.meter.temperature import chip_temperature
 
 _INTERVAL_MS = 200
 _FIRST_LINE_S = 3.0
+_STALE_S = 5.0
 
 _RAM = re.compile(r"\bRAM (\d+)/(\d+)MB")
 _CORES = re.compile(r"\bCPU \[([^\]]*)\](?:@(\d+))?")
@@ -88,6 +90,7 @@ class TegrastatsSource:
             raise SourceUnavailableError("not installed")
         self._board = board
         self._line = ""
+        self._line_s = time.monotonic()
         self._arrived = threading.Event()
         try:
             self._process = subprocess.Popen(  # noqa: S603  # NVIDIA's program, with fixed arguments
@@ -109,7 +112,7 @@ class TegrastatsSource:
     def _follow(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._line = line
+            self._line, self._line_s = line, time.monotonic()
             self._arrived.set()
         self._line = ""
         self._arrived.set()
@@ -118,6 +121,8 @@ class TegrastatsSource:
         line = self._line
         if not line:
             raise SourceUnavailableError("it has ended")
+        if time.monotonic() - self._line_s > _STALE_S:
+            raise SourceUnavailableError(f"it has printed nothing for {_STALE_S:g} s")
         return parse_line(line, self._board)
 
     def close(self) -> None:

@@ -56,6 +56,21 @@ def test_nothing_is_missed_and_nothing_made_up(install: Callable[[type[Client]],
     assert (reading.ram_used_bytes, reading.cpu_load_percent, reading.temperature_c) == (None,) * 3
 
 
+def test_a_value_that_is_missing_costs_only_itself(
+    install: Callable[[type[Client]], None],
+) -> None:
+    class Gaps(Client):
+        gpu: ClassVar[dict[str, Any]] = {"gpu": {}}
+        temperature: ClassVar[dict[str, Any]] = {"cpu": {}, "gpu": {"temp": 44.0}}
+        power: ClassVar[dict[str, Any]] = {"rail": {"VDD_SOC": {}}, "tot": {"power": 7}}
+        memory: ClassVar[dict[str, Any]] = {"RAM": {"tot": 2048}}
+
+    install(Gaps)
+    reading = jtop.JtopSource(ORIN_NX).read()
+    assert (reading.gpu_load_percent, reading.ram_used_bytes, reading.rails) == (None, None, ())
+    assert (reading.temperature_c, reading.ram_total_bytes) == (44, 2 << 20)
+
+
 def test_modes_and_loads(install: Callable[[type[Client]], None]) -> None:
     class Full(Client):
         nvpmodel = "MAXN"

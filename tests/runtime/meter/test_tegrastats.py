@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgevit.runtime.meter import tegrastats
 from edgevit.runtime.meter.boards import BOARDS, Board
 from edgevit.runtime.meter.source import SourceUnavailableError
 from edgevit.runtime.meter.tegrastats import TegrastatsSource, parse_line
@@ -247,6 +248,17 @@ def test_a_program_that_ends_is_a_source_that_is_lost(tmp_path: Path) -> None:
         while time.monotonic() < until_s:
             source.read()
             time.sleep(0.02)
+    source.close()
+
+
+def test_a_program_that_hangs_gives_no_old_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tegrastats, "_STALE_S", 0.3)
+    source = TegrastatsSource(None, program(tmp_path, f"echo '{XAVIER_NX}'; exec sleep 60"))
+    time.sleep(0.4)
+    with pytest.raises(SourceUnavailableError, match="printed nothing"):
+        source.read()
     source.close()
 
 
