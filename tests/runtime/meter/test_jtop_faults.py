@@ -74,6 +74,7 @@ def test_a_value_that_is_missing_costs_only_itself(
 def test_modes_and_loads(install: Callable[[type[Client]], None]) -> None:
     class Full(Client):
         nvpmodel = "MAXN"
+        memory: ClassVar[dict[str, Any]] = {"RAM": {"used": 3000, "tot": 4000}}
         jetson_clocks = False
         cpu: ClassVar[dict[str, Any]] = {
             "total": {"user": 20.0, "nice": 0.0, "system": 5.0, "idle": 75.0},
@@ -92,6 +93,7 @@ def test_modes_and_loads(install: Callable[[type[Client]], None]) -> None:
     reading = jtop.JtopSource(ORIN_NX).read()
     assert (reading.power_mode, reading.jetson_clocks) == ("MAXN", False)
     assert reading.cpu_load_percent == 25
+    assert (reading.ram_used_bytes, reading.ram_total_bytes) == (3000 * 1024, 4000 * 1024)
     assert reading.power_mw == 6000
     assert reading.temperature_c == 50.5
 
