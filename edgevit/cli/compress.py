@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +42,6 @@ def run(args: argparse.Namespace) -> int:
         ) from None
     from edgevit.cli.progress import progress_bars
 
-    print(
-        f"edgevit: each step is kept in {args.out}; add --resume to go on after a stop",
-        file=sys.stderr,
-    )
     with progress_bars() as progress:
         outcome = pipeline.compress(
             recipe,
@@ -84,8 +79,9 @@ def summary(report: dict[str, Any]) -> list[str]:
             f"speed   {report['speedup']:.2f} times {report['benchmark']['baseline']['name']} "
             f"(engine {found['engine']})"
         )
-    if report["data"]["skipped"]:
-        lines.append(f"skipped {len(report['data']['skipped'])} images that can't be read")
+    skipped = len(report["data"]["skipped"])
+    if skipped:
+        lines.append(f"skipped {skipped} image{'s' * (skipped > 1)} that can't be read")
     if report["data"]["val_in_train"]:
         lines.append(
             f"warning {report['data']['val_in_train']} validation images are also in data.train, so these "

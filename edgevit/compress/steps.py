@@ -19,21 +19,24 @@ from edgevit import __version__
 from edgevit.errors import UserError
 
 _RECORD = "step.json"
+# All that a run leaves which ended before its first step.
+_LOCK = ".lock"
 
 
 class RunFolder:
     """Runs steps in order and skips those that are done and whose inputs are unchanged."""
 
     def __init__(self, root: Path, *, resume: bool) -> None:
-        if root.exists() and not root.is_dir():
-            raise UserError(f"{root} is a file; choose another --out")
-        if not resume and root.is_dir() and any(root.iterdir()):
-            raise UserError(
-                f"{root} is not empty; add --resume to go on with the run there, or choose another --out"
-            )
         try:
             root.mkdir(parents=True, exist_ok=True)
-            self._lock = (root / ".lock").open("w")
+            held = {entry.name for entry in root.iterdir()} - {_LOCK}
+            if held and not resume:
+                raise UserError(
+                    f"{root} is not empty; add --resume to go on with the run there, or choose another --out"
+                )
+            self._lock = (root / _LOCK).open("w")
+        except (FileExistsError, NotADirectoryError):
+            raise UserError(f"{root} is a file or below one; choose another --out") from None
         except OSError as error:
             raise UserError(f"can't write to the folder {root}: {error.strerror}") from None
         try:
