@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import pickle
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ from edgevit.errors import ModelError
 # The middle of a uint8 pixel. Pixels minus this are whole numbers from -128 to 127: exactly what
 # INT8 holds with scale 1, so that quantizing the input loses nothing.
 PIXEL_CENTER = 128.0
+# Faults of each kind that a message about a checkpoint lists.
+_SHOWN_FAULTS = 10
 
 
 def create_backbone(name: str, image_size: int, patch_size: int) -> VisionTransformer:
     """The architecture without a classifier and with random weights; raises :class:`ModelError`."""
     if not timm.is_model(name):
-        close = ", ".join(timm.list_models(f"*{name.split('_')[0]}*")[:5]) or "none similar"
-        raise ModelError(f"timm has no model '{name}'; similar: {close}")
+        close = difflib.get_close_matches(name, timm.list_models(), 5)
+        raise ModelError(f"timm has no model '{name}'; similar: {', '.join(close) or 'none'}")
     try:
         backbone = timm.create_model(
             name, pretrained=False, img_size=image_size, patch_size=patch_size, num_classes=0
@@ -41,7 +44,7 @@ def load_backbone(model: recipe.Model) -> VisionTransformer:
 
     The position embedding is resampled to the grid of ``image_size``, and a patch embedding of
     another size is resized with FlexiViT's pseudo-inverse (arXiv 2212.08013). Raises
-    :class:`ModelError` for weights that do not fit, with every key that is missing or unknown.
+    :class:`ModelError` for weights that do not fit, with the keys that are unknown or missing.
     """
     backbone = create_backbone(model.name, model.image_size, model.patch_size)
     if not model.checkpoint:
@@ -138,18 +141,19 @@ def _check_fit(
     backbone: VisionTransformer, state: dict[str, torch.Tensor], path: Path, name: str
 ) -> None:
     wanted = backbone.state_dict()
-    faults = [f"missing: {key}" for key in wanted if key not in state]
-    faults += [f"unknown: {key}" for key in state if key not in wanted]
-    faults += [
-        f"shape of {key}: {list(state[key].shape)} in the file, {list(wanted[key].shape)} in the model"
-        for key in wanted
-        if key in state and state[key].shape != wanted[key].shape
+    kinds = [
+        [f"unknown: {key}" for key in state if key not in wanted],
+        [f"missing: {key}" for key in wanted if key not in state],
+        [
+            f"shape of {key}: {list(state[key].shape)} in the file, {list(wanted[key].shape)} in the model"
+            for key in wanted
+            if key in state and state[key].shape != wanted[key].shape
+        ],
+        [f"not finite: {key}" for key in state if not bool(torch.isfinite(state[key]).all())],
     ]
-    faults += [
-        f"not finite: {key}"
-        for key, value in state.items()
-        if not bool(torch.isfinite(value).all())
-    ]
-    if faults:
-        shown = "; ".join(faults[:20]) + (f"; and {len(faults) - 20} more" if faults[20:] else "")
-        raise ModelError(f"{path} does not fit '{name}': {shown}")
+    # Some of each kind: one that comes in hundreds must not hide the others.
+    shown = [fault for faults in kinds for fault in faults[:_SHOWN_FAULTS]]
+    if shown:
+        more = sum(map(len, kinds)) - len(shown)
+        rest = f"; and {more} more" if more else ""
+        raise ModelError(f"{path} does not fit '{name}': {'; '.join(shown)}{rest}")
