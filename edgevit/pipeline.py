@@ -29,6 +29,7 @@ from torch import nn
 
 from edgevit import __version__
 from edgevit.bundle import Bundle, write_bundle
+from edgevit.compress.agreement import Candidate, compare_calibrators
 from edgevit.compress.backbone import (
     create_backbone,
     data_config,
@@ -59,6 +60,8 @@ from edgevit.runtime.evaluate import evaluate
 
 # Real images on which every exported graph is compared with PyTorch.
 _PARITY_IMAGES = 4
+# Training images outside the calibration set on which the calibrators are compared.
+_COMPARISON_IMAGES = 64
 # Frames of the benchmark in the report, spread evenly over the validation images.
 _BENCHMARK_FRAMES = 64
 _BENCHMARK_ROUNDS = 5
@@ -245,13 +248,15 @@ class _Run:
             self.progress("export", steps, steps)
 
         wanted = self.recipe.quantize
-        chosen = choose_images(
-            self.train_features.labels, wanted.calibration_images, self.recipe.train.seed
-        )
-        shown = {self.classes[self.train_features.labels[row]] for row in chosen}
+        labels, seed = self.train_features.labels, self.recipe.train.seed
+        chosen = choose_images(labels, wanted.calibration_images, seed)
+        others = np.setdiff1d(np.arange(len(labels)), chosen)
+        compared = others[choose_images(labels[others], _COMPARISON_IMAGES, seed)]
+        shown = {self.classes[labels[row]] for row in chosen}
         self.calibration_paths = [self.train_features.paths[row] for row in chosen]
+        self.comparison_paths = [self.train_features.paths[row] for row in compared]
         self.missing_classes = [name for name in self.classes if name not in shown]
-        done = self.folder.step("export", asdict(wanted), work)
+        done = self.folder.step("export", [wanted.mode, wanted.calibration_images], work)
         self.graph_folder = done
         self.float_graphs = {file: onnx.load(done / file) for file in self.stage_files}
         self.float_bytes = sum((done / file).stat().st_size for file in self.stage_files)
@@ -264,21 +269,36 @@ class _Run:
             return
 
         def work(folder: Path) -> None:
-            table, means = calibrate(
+            threads = torch.get_num_threads()
+            calibration = calibrate(
                 self.float_graphs,
                 self._pixels(self.calibration_paths),
                 self.preprocess.hash,
                 self.missing_classes,
-                torch.get_num_threads(),
+                threads,
                 lambda done, total: self.progress("calibrate", done, total),
             )
-            write_json(folder / "calibration.json", table.to_json())
-            for file, channels in means.items():
+            calibrator, candidates = self.recipe.quantize.calibrator, list[Candidate]()
+            if calibrator == "auto":
+                calibrator = "min-max"  # where every training image is in the calibration set
+                if self.comparison_paths:
+                    candidates = compare_calibrators(
+                        self.float_graphs,
+                        calibration,
+                        self._pixels(self.comparison_paths),
+                        threads,
+                        lambda done, total: self.progress("calibrators", done, total),
+                    )
+                    calibrator = candidates[0].calibrator
+            write_json(folder / "calibration.json", calibration.table(calibrator).to_json())
+            write_json(folder / "candidates.json", [found.to_json() for found in candidates])
+            for file, channels in calibration.means.items():
                 (folder / file).parent.mkdir(exist_ok=True)
                 save_numpy(channels, folder / f"{file}.means")
 
-        done = self.folder.step("calibrate", None, work)
+        done = self.folder.step("calibrate", self.recipe.quantize.calibrator, work)
         self.table = CalibrationTable.from_json(_read_json(done / "calibration.json"))
+        self.candidates = _read_json(done / "candidates.json")
         self.means = {file: load_numpy(done / f"{file}.means") for file in self.stage_files}
 
     def quantize(self) -> None:
@@ -401,7 +421,13 @@ class _Run:
             benchmark=self.measured,
             layers=self.layers,
             macs=sum(self.macs),
-            calibration=None if self.table is None else self.table.evidence(),
+            calibration=None
+            if self.table is None
+            else {
+                **self.table.evidence(),
+                "comparison_images": len(self.comparison_paths) if self.candidates else 0,
+                "candidates": self.candidates,
+            },
             parity=self.parity,
             float_bytes=self.float_bytes,
             bundle_bytes=self.candidate.stat().st_size,

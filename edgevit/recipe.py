@@ -98,6 +98,17 @@ class Quantize:
         "1 to 100000",
         lambda v: 1 <= v <= 100_000,
     )
+    calibrator: str = _one_of(
+        "auto",
+        "how a range follows from the values; auto: the one whose INT8 agrees best with the float model",
+        "auto",
+        "min-max",
+        "percentile-99.999",
+        "percentile-99.99",
+        "percentile-99.9",
+        "entropy",
+        "mse",
+    )
 
 
 @dataclass(frozen=True)
