@@ -20,6 +20,7 @@ import pytest
 
 from edgevit import cli, pipeline
 from edgevit.bundle import Bundle
+from edgevit.compress.calibrators import CALIBRATORS
 from edgevit.engines import open_stages
 from edgevit.errors import BudgetExceededError
 from edgevit.images import ImageFolder, read_image
@@ -238,6 +239,48 @@ def test_accuracy_drop_and_exits_are_those_of_an_evaluation_of_our_own(done: Run
     assert right / n > 0.6  # and the colours were learned
 
 
+# The calibrator.
+
+
+def test_the_calibrator_is_the_one_that_agrees_best(done: Run) -> None:
+    found = done.report["calibration"]
+    candidates = found["candidates"]
+    assert {c["calibrator"] for c in candidates} == set(CALIBRATORS)
+    ranks = [(-c["agreement"], c["logit_error"]) for c in candidates]
+    assert ranks == sorted(ranks)
+    assert found["calibrator"] == candidates[0]["calibrator"]
+    table = json.loads(done.bundle.read("calibration.json"))
+    assert table["calibrator"] == found["calibrator"]
+    # All that are left, with at most 64 of them.
+    left = len(CLASSES) * TRAIN_IMAGES - found["images"]
+    assert found["comparison_images"] == min(left, 64) > 0
+    html = (done.out / "report.html").read_text()
+    assert all(name in html for name in CALIBRATORS)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_calibrator_can_be_named(copy: Run) -> None:
+    run = compress(copy.recipe, copy.out, "quantize.calibrator=percentile-99.9", resume=True)
+    found = run.report["calibration"]
+    assert (found["calibrator"], found["candidates"]) == ("percentile-99.9", [])
+    assert found["comparison_images"] == 0
+    table = json.loads(run.bundle.read("calibration.json"))
+    shares = [
+        s for part in table["clipped"].values() for name, s in part.items() if name != "pixels"
+    ]
+    # A tensor of n values has none beyond the range where 0.1 % of n is less than one.
+    assert max(shares) == pytest.approx(0.001, rel=0.05) == found["largest_clipped_share"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_images_to_compare_on_nothing_is_clipped(copy: Run) -> None:
+    run = compress(copy.recipe, copy.out, "quantize.calibration_images=1000", resume=True)
+    found = run.report["calibration"]
+    assert found["images"] == len(CLASSES) * TRAIN_IMAGES
+    assert (found["calibrator"], found["candidates"]) == ("min-max", [])
+    assert found["comparison_images"] == found["clipped_tensors"] == 0
+
+
 # Other recipes, from a finished run.
 
 
@@ -274,6 +317,7 @@ def test_without_early_exits_every_frame_takes_the_one_stage(copy: Run) -> None:
         ("target.check_images=3", "08-evaluate"),
         ("exits.max_lost=0", "07-thresholds"),
         ("quantize.calibration_images=12", "04-export"),
+        ("quantize.calibrator=entropy", "05-calibrate"),
         ("train.folds=3", "03-heads"),
         ("data.crop=squash", "02-features"),
     ],

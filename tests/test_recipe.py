@@ -53,7 +53,7 @@ def test_the_smallest_recipe_has_the_defaults(tmp_path: Path) -> None:
 def test_every_key_can_be_given(tmp_path: Path) -> None:
     text = SMALLEST + (
         "crop = 'squash'\nskip_corrupt = true\n[train]\nmode='heads'\nfolds = 3\nseed = 7\n"
-        "[prune]\nmode = 'none'\n[quantize]\nmode = 'none'\ncalibration_images = 9\n"
+        "[prune]\nmode = 'none'\n[quantize]\nmode = 'none'\ncalibration_images = 9\ncalibrator = 'entropy'\n"
         "[exits]\nblocks = [2, 5, 8]\nmax_lost = 0.01\n"
         "[target]\nengine = 'openvino'\nthreads = 2\ncheck_images = 0\n[budget]\nmax_drop_points = 2\n"
     )
@@ -61,7 +61,7 @@ def test_every_key_can_be_given(tmp_path: Path) -> None:
     assert recipe.data.crop == "squash"
     assert recipe.data.skip_corrupt is True
     assert dataclasses.astuple(recipe.train) == ("heads", 3, 7)
-    assert dataclasses.astuple(recipe.quantize) == ("none", 9)
+    assert dataclasses.astuple(recipe.quantize) == ("none", 9, "entropy")
     assert recipe.exits.blocks == (2, 5, 8)
     assert dataclasses.astuple(recipe.target) == ("openvino", 2, 0)
     assert recipe.budget.max_drop_points == 2.0
