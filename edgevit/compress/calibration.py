@@ -194,6 +194,8 @@ class _Watched:
                 )
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
+        # Idle threads of one stage would spin and take the cores from the next.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(
             tapped.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
