@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,9 @@ def read_image(path: Union[str, Path]) -> np.ndarray:
     """Decode an image file to ``uint8 [H, W, 3]``, BGR, with its EXIF rotation applied.
 
     Greyscale is repeated over the channels, 16 bits are scaled to 8, an alpha channel is dropped,
-    CMYK is converted. Raises :class:`DataError`, which names the file, for one that is damaged,
-    cut short or no image: a decoder would fill the missing part with grey and say nothing.
+    CMYK is converted. Raises :class:`DataError`, which names the file, for one that can't be decoded
+    or is cut short: a decoder would fill the missing part with grey and say nothing. A JPEG that is
+    whole but altered in the middle is decoded, as by every decoder, as far as it goes.
     """
     try:
         data = Path(path).read_bytes()
@@ -37,14 +39,35 @@ def read_image(path: Union[str, Path]) -> np.ndarray:
     return image
 
 
+# A marker in a JPEG: 0xFF (repeated as filling) and a code. In compressed data 0xFF is followed by 00
+# or by a restart marker (D0 to D7).
+_JPEG_MARKER = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])", re.DOTALL)
+_END_OF_IMAGE = b"\xd9"
+
+
 def _is_cut_short(data: bytes) -> bool:
-    """Whether a JPEG or PNG ends before its end marker."""
+    """Whether a JPEG or PNG ends before its end marker; what follows the marker does not count.
+
+    Cameras append films and depth maps, and embed thumbnails, whose markers are not the image's.
+    """
     if data.startswith(b"\xff\xd8"):
-        # 0xFF is escaped in the compressed data, so that a start-of-scan (DA) or end-of-image (D9)
-        # marker can't occur inside it; an embedded thumbnail's markers come before the last scan.
-        return data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda")
+        position = 2
+        while True:
+            marker = _JPEG_MARKER.search(data, position)
+            if marker is None:
+                return True
+            if marker.group(1) == _END_OF_IMAGE:
+                return False
+            # Every other marker heads a segment that says its length.
+            length = int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+            position = marker.end() + max(length, 2)
     if data.startswith(b"\x89PNG"):
-        return b"IEND" not in data[-64:]
+        position = 8
+        while position + 12 <= len(data):
+            if data[position + 4 : position + 8] == b"IEND":
+                return False
+            position += 12 + int.from_bytes(data[position : position + 4], "big")
+        return True
     return False
 
 
@@ -105,7 +128,7 @@ class ImageFolder:
                 for path in folder.iterdir()
                 if path.suffix.lower() in SUFFIXES
                 and not path.name.startswith(".")
-                and not path.is_dir()
+                and path.is_file()  # not a folder, nor a pipe, whose reading would never end
             )
             if not images:
                 raise DataError(

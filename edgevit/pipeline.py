@@ -53,7 +53,7 @@ from edgevit.policy import ExitPolicy
 from edgevit.preprocess import Preprocess
 from edgevit.recipe import Recipe
 from edgevit.report.benchmark import bench
-from edgevit.report.compression import Measurements, build_report
+from edgevit.report.compression import Measurements, build_report, run_name
 from edgevit.report.html import write_report
 from edgevit.runtime.classifier import Classifier
 from edgevit.runtime.evaluate import evaluate
@@ -320,10 +320,14 @@ class _Run:
 
     def choose_thresholds(self) -> None:
         def work(folder: Path) -> None:
-            probabilities = _softmax(self.held_out_logits)
+            labels = self.train_features.labels
+            # A head that was fitted without a class's only image can't know that class: what it says
+            # of the image tells nothing about an exit.
+            judged = np.bincount(labels)[labels] > 1
+            logits = self.held_out_logits[:, judged]
             policy = choose_thresholds(
-                probabilities.max(-1),
-                self.held_out_logits.argmax(-1) == self.train_features.labels,
+                _softmax(logits).max(-1),
+                logits.argmax(-1) == labels[judged],
                 self.macs,
                 self.recipe.exits.max_lost,
             )
@@ -411,6 +415,11 @@ class _Run:
             classes=self.classes,
             train_images=len(self.train_features.labels),
             val_images_in_train=sum(digest in trained for digest in self.val_hashes.values()),
+            lone_classes=tuple(
+                self.classes[label]
+                for label, count in enumerate(np.bincount(self.train_features.labels))
+                if count == 1
+            ),
             skipped=(*self.train_features.skipped, *self.val_features.skipped),
             exit_blocks=tuple(stage.exit_block for stage in self.stages),
             policy=self.policy,
@@ -438,7 +447,7 @@ class _Run:
         model = self.recipe.model
         precision = "float32" if self.table is None else "int8"
         manifest: dict[str, Any] = {
-            "name": Path(self.recipe.source).stem or model.name,
+            "name": run_name(self.recipe),
             "created_by": f"edgevit {__version__}",
             "model": {
                 "name": model.name,

@@ -197,7 +197,7 @@ def load_recipe(path: Union[str, Path], overrides: Iterable[str] = ()) -> Recipe
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows put a mark first
     except OSError as error:
         raise RecipeError(
             f"can't read the recipe {path}: {error.strerror}; give the path of a .toml file"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any, Callable
 
@@ -283,3 +284,24 @@ def test_a_class_that_could_not_be_printed_is_named(tmp_path: Path, name: str) -
     with pytest.raises(DataError, match="rename it") as caught:
         ImageFolder.scan(tmp_path)
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "trailer", [b"\0" * 200, b"film \xff\xda\0\x08 and no end", b"\xff\xd8\xff"]
+)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_what_follows_a_whole_image_does_not_count(
+    tmp_path: Path, kind: str, trailer: bytes
+) -> None:
+    """Phones append films and depth maps."""
+    data = encode(noise(40, 30), kind)
+    (tmp_path / "alone").write_bytes(data)
+    (tmp_path / "followed").write_bytes(data + trailer)
+    np.testing.assert_array_equal(read_image(tmp_path / "followed"), read_image(tmp_path / "alone"))
+
+
+def test_a_pipe_named_as_an_image_is_no_image(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    os.mkfifo(tmp_path / "a" / "pipe.jpg")
+    (tmp_path / "a" / "real.png").write_bytes(encode(noise(4, 4), "PNG"))
+    assert [path.name for path in ImageFolder.scan(tmp_path).paths] == ["real.png"]

@@ -318,3 +318,9 @@ def test_json_holds_every_section_and_no_path_of_the_recipe(tmp_path: Path) -> N
     assert set(value) == set(SECTIONS)
     for name, section in SECTIONS.items():
         assert set(value[name]) == set(typing.get_type_hints(section))
+
+
+def test_the_mark_that_windows_editors_write_first_is_read_over(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text('[model]\nname = "x"\n[data]\ntrain = "a"\nval = "b"\n', encoding="utf-8-sig")
+    assert load_recipe(path).model.name == "x"

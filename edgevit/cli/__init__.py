@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from typing import List, Optional
@@ -35,6 +36,10 @@ def main(argv: Optional[List[str]] = None) -> int:
     ``interrupted(args) -> str``, which says what Ctrl-C leaves.
     """
     argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not None, as where it was closed
+            # A label that the terminal can't show is written as an escape, and not an error.
+            stream.reconfigure(errors="backslashreplace")
     parser = argparse.ArgumentParser(
         prog="edgevit",
         description="Vision Transformers on small machines: compress, run live, report true figures.",
@@ -75,5 +80,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def _fail(message: str, status: int) -> int:
-    print("edgevit:", " ".join(message.split()), file=sys.stderr)
+    # Names from a file must not write to the terminal, nor fail to be written.
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(message.split()))
+    print("edgevit:", line, file=sys.stderr)
     return status

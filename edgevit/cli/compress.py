@@ -82,6 +82,11 @@ def summary(report: dict[str, Any]) -> list[str]:
     skipped = len(report["data"]["skipped"])
     if skipped:
         lines.append(f"skipped {skipped} image{'s' * (skipped > 1)} that can't be read")
+    if report["data"]["lone_classes"]:
+        lines.append(
+            f"warning one training image for {', '.join(report['data']['lone_classes'])}: the exits were "
+            "not judged on these classes; add images"
+        )
     if report["data"]["val_in_train"]:
         lines.append(
             f"warning {report['data']['val_in_train']} validation images are also in data.train, so these "

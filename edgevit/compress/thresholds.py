@@ -32,6 +32,8 @@ def choose_thresholds(
     size = max(2, int(_COMBINATIONS ** (1 / max(1, early))))
     grids = [_candidates(confidence[exit_], size) for exit_ in range(early)]
     spent = np.cumsum(costs)
+    if not confidence.shape[1]:
+        return ExitPolicy((NEVER,) * early)  # nothing to judge an exit by
     best, best_cost = (NEVER,) * early, float(spent[-1])
     for thresholds in itertools.product(*grids):
         open_ = np.ones(confidence.shape[1], bool)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 from edgevit.bundle import Bundle
@@ -71,9 +69,6 @@ def open_stages(bundle: Bundle, threads: int, precision: str) -> List[OpenVinoSt
         "NUM_STREAMS": 1,
         "INFERENCE_PRECISION_HINT": precision,
     }
-    cache = _cache_folder()
-    if cache:
-        config["CACHE_DIR"] = cache
     last = len(bundle.stages) - 1
     stages = []
     for number, stage in enumerate(bundle.stages):
@@ -92,14 +87,3 @@ def open_stages(bundle: Bundle, threads: int, precision: str) -> List[OpenVinoSt
 
 def _runtime_info(node: Any) -> Dict[str, Any]:
     return dict(node.get_rt_info().items())
-
-
-def _cache_folder() -> str:
-    """Where compiled models are kept, so that a second start is quick; empty where it can't be."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(base) / "edgevit" / "openvino"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return ""
-    return str(folder) if os.access(folder, os.W_OK) else ""

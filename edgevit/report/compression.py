@@ -27,6 +27,7 @@ class Measurements:
     classes: tuple[str, ...]
     train_images: int
     val_images_in_train: int
+    lone_classes: tuple[str, ...]
     skipped: tuple[Path, ...]
     exit_blocks: tuple[int, ...]
     policy: ExitPolicy
@@ -42,10 +43,6 @@ class Measurements:
     float_bytes: int
     bundle_bytes: int
     seconds: dict[str, float]
-
-    @property
-    def name(self) -> str:
-        return Path(self.recipe.source).stem or self.recipe.model.name
 
     @property
     def drop_points(self) -> float:
@@ -67,7 +64,7 @@ def build_report(found: Measurements) -> dict[str, Any]:
     return {
         "format": "edgevit-report",
         "version": 1,
-        "name": found.name,
+        "name": run_name(found.recipe),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "recipe": found.recipe.to_json(),
         "float": {
@@ -97,7 +94,9 @@ def build_report(found: Measurements) -> dict[str, Any]:
             # Images that were trained on: above zero, the accuracies here are too good.
             "val_in_train": found.val_images_in_train,
             "classes": list(found.classes),
-            "skipped": [str(path) for path in found.skipped],
+            # Classes with one training image: no exit was judged on them.
+            "lone_classes": list(found.lone_classes),
+            "skipped": [_printable(str(path)) for path in found.skipped],
         },
         "policy": found.policy.to_json(),
         "budget": {
@@ -107,6 +106,16 @@ def build_report(found: Measurements) -> dict[str, Any]:
         "steps": [{"name": name, "seconds": seconds} for name, seconds in found.seconds.items()],
         "machine": machine_facts(),
     }
+
+
+def run_name(recipe: Recipe) -> str:
+    """What bundle and report are called: the recipe's file name without its ending."""
+    return _printable(Path(recipe.source).stem) or recipe.model.name
+
+
+def _printable(text: str) -> str:
+    """File names may hold line breaks and bytes that are not UTF-8, which text must not."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _exits(found: Measurements) -> list[dict[str, Any]]:

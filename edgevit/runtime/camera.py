@@ -205,6 +205,7 @@ def _images_below(folder: Path) -> List[Path]:
         path
         for path in folder.rglob("*")
         if path.suffix.lower() in SUFFIXES
+        and path.is_file()  # not a folder, nor a pipe, whose reading would never end
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
     if not paths:

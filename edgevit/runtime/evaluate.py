@@ -69,7 +69,7 @@ def evaluate(
             frame = read_image(path)
         except DataError as error:
             if not skip_corrupt:
-                raise DataError(f"{error}, or skip such images on purpose") from None
+                raise DataError(f"{error}, or leave such images out with --skip-corrupt") from None
             skipped.append(path)
             progress(number + 1, len(folder))
             continue

@@ -268,3 +268,25 @@ def test_ctrl_c_says_what_is_kept_and_resume_goes_on(
     assert compress(task, "--resume") == 0
     assert (task / "out" / "01-model" / "old").exists()  # it was not done again
     assert (task / "out" / "bundle.evb").is_file()
+
+
+def test_odd_file_names_and_a_class_with_one_image_are_reported(
+    task: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    """Names that are no text must not end a run in its last step."""
+    recipe = task / "odd\nname.toml"
+    (task / "colours.toml").rename(recipe)
+    for path in sorted((task / "train" / "red").iterdir())[1:]:
+        path.unlink()
+    Path(os.fsdecode(bytes(task / "train" / "blue") + b"/bad\xff.jpg")).touch()
+    out = tmp_path / "out"
+    status = cli.main(
+        f"compress@{recipe}@--out@{out}@--allow-over-budget@--set@data.skip_corrupt=true".split("@")
+    )
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    report = json.loads((out / "report.json").read_text())
+    assert report["name"] == "odd?name"
+    assert report["data"]["lone_classes"] == ["red"]
+    assert "bad?.jpg" in report["data"]["skipped"][0]
+    assert "one training image for red" in printed.out

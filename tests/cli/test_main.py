@@ -194,13 +194,12 @@ def test_compress_says_how_to_go_on() -> None:
     assert "runs/a" in kept and "--resume" in kept
 
 
-def test_a_real_ctrl_c(tmp_path: Path, tiny_bundle: Path) -> None:
-    """SIGINT while `eval` waits for an image that never comes."""
-    folder = tmp_path / "red"
-    folder.mkdir()
-    os.mkfifo(folder / "a.png")
+def test_a_real_ctrl_c(tmp_path: Path) -> None:
+    """SIGINT while `compress` waits for a recipe that never comes."""
+    recipe = tmp_path / "recipe.toml"
+    os.mkfifo(recipe)
     with subprocess.Popen(
-        [sys.executable, "-m", "edgevit", "eval", str(tiny_bundle), "--data", str(tmp_path)],
+        [sys.executable, "-m", "edgevit", "compress", str(recipe), "--out", str(tmp_path / "out")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -209,7 +208,7 @@ def test_a_real_ctrl_c(tmp_path: Path, tiny_bundle: Path) -> None:
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
             try:
-                pipe = os.open(folder / "a.png", os.O_WRONLY | os.O_NONBLOCK)
+                pipe = os.open(recipe, os.O_WRONLY | os.O_NONBLOCK)
                 break
             except OSError:
                 time.sleep(0.05)

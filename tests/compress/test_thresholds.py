@@ -66,3 +66,8 @@ def test_the_cheapest_choice_is_found() -> None:
     assert allowed(chosen)
     # Thresholds lie between observations, so the very lowest confidence is never let out.
     assert cost_of(chosen) <= cheapest + max(costs)
+
+
+def test_without_predictions_nothing_leaves_early() -> None:
+    policy = choose_thresholds(np.zeros((3, 0)), np.zeros((3, 0), bool), [1.0] * 3, 0.01)
+    assert not policy.leaves_at(0, 1.0) and not policy.leaves_at(1, 1.0)
