@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.tiny_bundle import write_tiny_bundle
+
+# A shell starts background jobs with SIGINT ignored, and programs that the tests start and interrupt
+# would inherit that: a handler, whichever, is reset to the default in them.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
